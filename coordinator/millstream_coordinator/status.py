@@ -1,0 +1,85 @@
+"""What is shown of a job: state, guarantee, epochs, subtasks; from an epoch one reaches its offsets, segments and committables. Read-only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millstream_schema.model import Guarantee, StreamModel
+from millstream_schema.store import epochs, jobs, registry
+from millstream_schema.store.database import Transaction
+from millstream_schema.store.rows import EpochRow, JobRow
+
+
+def describe(tx: Transaction, job: JobRow, epochs_shown: int = 10) -> dict[str, Any]:
+    """One job as JSON-able values. Times in UTC µs, durations in ms."""
+    model = msgspec.json.decode(job.model, type=StreamModel)
+    rows = registry.assignments(tx, job.id, job.generation)
+    uncommitted = epochs.uncommitted(tx, job.id)
+    return {
+        "id": job.id,
+        "namespace": job.namespace,
+        "name": job.name,
+        "factory": job.factory,
+        "state": job.state.value,
+        "desired": job.desired.value,
+        "reason": job.reason,
+        "guarantee": model.guarantee.value,
+        "note": "epochs may be off: a lost tail is not noticed" if model.guarantee is Guarantee.BEST_EFFORT else "",
+        "generation": job.generation,
+        "term": job.term,
+        "plan_fingerprint": job.plan_fingerprint,
+        "restarts": job.restarts,
+        "causes": msgspec.json.decode(job.causes),
+        "newest_durable": job.newest_durable,
+        "newest_committed": job.newest_committed,
+        "uncommitted_epochs": uncommitted,
+        "commits_waiting_for": sorted({a.commit_detail for a in rows if a.commit_detail}),
+        "pending_commits": msgspec.json.decode(job.pending_commits),
+        "epochs": [epoch_line(e) for e in epochs.list_epochs(tx, job.id, epochs_shown)],
+        "subtasks": [
+            {
+                "subtask": a.subtask,
+                "node": a.node,
+                "attempt": a.attempt,
+                "state": a.state.value,
+                "detail": a.detail,
+                "committed": a.committed,
+                "stats": msgspec.json.decode(a.stats),
+            }
+            for a in rows
+        ],
+        "savepoints": epochs.savepoints(tx, job.id),
+        "history": [{"event": h["event"], "detail": h["detail"], "at_us": h["at_us"]} for h in jobs.history(tx, job.id, 20)],
+    }
+
+
+def epoch_line(e: EpochRow) -> dict[str, Any]:
+    return {
+        "epoch": e.epoch,
+        "generation": e.generation,
+        "kind": e.kind,
+        "state": e.state.value,
+        "reason": e.reason,
+        "savepoint": e.savepoint,
+        "size": e.size,
+        "duration_ms": round((e.durable_us - e.triggered_us) / 1000, 3) if e.durable_us else None,
+        "commit_ms": round((e.committed_us - e.durable_us) / 1000, 3) if e.committed_us else None,
+        "triggered_us": e.triggered_us,
+    }
+
+
+def describe_epoch(tx: Transaction, job: JobRow, epoch: int) -> dict[str, Any]:
+    """One durable epoch: its offsets, segments and committables. Raises SnapshotMissing."""
+    manifest = epochs.read_manifest(tx, job.id, epoch)
+    return {
+        "epoch": manifest.epoch,
+        "kind": manifest.kind,
+        "generation": manifest.generation,
+        "plan_fingerprint": manifest.plan_fingerprint,
+        "requirements": manifest.requirements,
+        "offsets": [{"operator": s.operator, "split": s.split_id, "cursor": s.cursor, "finished": s.finished} for s in manifest.splits],
+        "segments": [{"subtask": s.subtask, "key": h.key, "size": h.size} for s in manifest.subtasks for h in s.segments],
+        "committables": [msgspec.to_builtins(c) for c in manifest.committables()],
+    }

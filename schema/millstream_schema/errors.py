@@ -1,0 +1,170 @@
+"""Every error Millstream raises on purpose, as one tree.
+
+Raised by all four rooms; caught by users as ``MillstreamError``. Never raised from here: control-flow
+signals (they derive from ``BaseException`` and live beside their single catcher).
+
+::
+
+    MillstreamError
+    ├── ConfigurationError        a setting or argument is wrong; says which, and what to write instead
+    ├── JobInvalid                a job's model is wrong; ``problems`` lists everything wrong at once
+    ├── UnknownFactory            no factory of that name is registered here
+    ├── JobNotFound
+    ├── JobConflict               the operation does not fit the job's present state
+    ├── FingerprintMismatch       a node rebuilt another plan than was submitted
+    ├── CodecError
+    │   ├── UnknownFormat         kind, version or value type this build does not know
+    │   └── KeyRefused            a value that cannot be a key
+    ├── RecordError               a record that a source cannot decode (the poison policy decides)
+    ├── OperatorError             user code failed; names the operator
+    ├── ChannelError
+    │   ├── ChannelMissing        publishing to a channel that does not exist
+    │   ├── ChannelLost           the connection is gone
+    │   └── ChannelBroken         a gap, a reorder, data after END
+    ├── StorageError              checkpoint storage
+    │   ├── SnapshotMissing       there is none
+    │   ├── SnapshotUnreadable    there is one and it cannot be read
+    │   └── StorageUnavailable    cannot be reached, full, not shared
+    ├── StoreError                the SQL store
+    │   ├── StoreUnavailable      cannot be reached; safe to try again
+    │   ├── CommitUnknown         COMMIT was sent and its answer lost; execute the guarded statement again
+    │   └── SchemaMismatch        the database's schema is newer, older or half migrated
+    ├── Fenced                    a newer generation exists; the caller is stale and must stop
+    ├── RestoreRefused            a snapshot does not fit the job; ``differences`` lists why
+    ├── SourceError               what a source reads changed, was lost, or is not what its cursor points into
+    │   └── SourceUnavailable     a source's system cannot be reached; a restart may help
+    └── SinkError                 a sink's target refused for good
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MillstreamError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class ConfigurationError(MillstreamError):
+    """A setting or argument is wrong."""
+
+
+class JobInvalid(MillstreamError):
+    """A job's model cannot run. ``problems`` holds one sentence per thing that is wrong."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("the job is invalid:\n" + "\n".join(f"  - {p}" for p in self.problems))
+
+
+class UnknownFactory(MillstreamError):
+    """No pipeline factory of that name is registered in this process."""
+
+
+class JobNotFound(MillstreamError):
+    """There is no such job in this namespace."""
+
+
+class JobConflict(MillstreamError):
+    """The operation does not fit the job's present state."""
+
+
+class FingerprintMismatch(MillstreamError):
+    """A node rebuilt a plan that differs from the submitted one."""
+
+
+class CodecError(MillstreamError):
+    """A value or frame cannot be encoded or decoded."""
+
+
+class UnknownFormat(CodecError):
+    """A kind, version or value type this build does not know."""
+
+
+class KeyRefused(CodecError):
+    """A value that cannot be a key (NaN, naive datetime, unsupported type)."""
+
+
+class RecordError(MillstreamError):
+    """A record a source cannot decode; ``position`` says where, ``raw`` holds its bytes."""
+
+    def __init__(self, message: str, *, position: str = "", raw: bytes = b"") -> None:
+        self.position = position
+        self.raw = raw
+        super().__init__(message)
+
+
+class OperatorError(MillstreamError):
+    """User code failed inside the operator named in the message."""
+
+
+class ChannelError(MillstreamError):
+    """A data channel failed; the subtask fails and the job recovers."""
+
+
+class ChannelMissing(ChannelError):
+    """Publishing to a channel that does not exist."""
+
+
+class ChannelLost(ChannelError):
+    """The connection behind a channel is gone."""
+
+
+class ChannelBroken(ChannelError):
+    """A gap, a reorder, or data after END."""
+
+
+class StorageError(MillstreamError):
+    """Checkpoint storage failed."""
+
+
+class SnapshotMissing(StorageError):
+    """There is no such snapshot."""
+
+
+class SnapshotUnreadable(StorageError):
+    """There is a snapshot and it cannot be read."""
+
+
+class StorageUnavailable(StorageError):
+    """Checkpoint storage cannot be reached, is full, or is not shared."""
+
+
+class StoreError(MillstreamError):
+    """The SQL store failed."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached; nothing was done, it is safe to try again."""
+
+
+class CommitUnknown(StoreError):
+    """COMMIT was sent and its answer lost; execute the same guarded statement again."""
+
+
+class SchemaMismatch(StoreError):
+    """The database's schema is newer, older or half migrated."""
+
+
+class Fenced(MillstreamError):
+    """A newer generation exists: the caller is stale and must stop."""
+
+
+class RestoreRefused(MillstreamError):
+    """A snapshot does not fit the job; ``differences`` lists why."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        self.differences = tuple(differences)
+        super().__init__("the snapshot does not fit this job:\n" + "\n".join(f"  - {d}" for d in self.differences))
+
+
+class SinkError(MillstreamError):
+    """A sink's target refused for good."""
+
+
+class SourceError(MillstreamError):
+    """What a source reads changed, was lost, or is not what its cursor points into; a restart alone does not help."""
+
+
+class SourceUnavailable(SourceError):
+    """The system a source reads from could not be reached for as long as the source tries; a restart may help."""

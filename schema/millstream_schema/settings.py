@@ -1,0 +1,93 @@
+"""Settings of the stream runtime: one frozen, validated value per installation and per job.
+
+Every field has unit, default and reason. A wrong combination names both fields. msgspec rather than pydantic, because the same value travels to subtask
+processes, which import nothing heavy.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .errors import ConfigurationError
+
+
+class RestartPolicy(msgspec.Struct, frozen=True):
+    """When a job that fails is started again.
+
+    ``kind``: ``fixed`` (``delay_ms``), ``exponential`` (from ``delay_ms`` doubling to ``max_delay_ms``, with jitter) or ``rate`` (at most ``failures`` within
+    ``interval_ms``). ``failures`` and ``stalls`` are separate budgets: a stall must not use up what is meant for failures. A budget is refilled by a durable epoch
+    made ``interval_ms`` after the last restart.
+    """
+
+    kind: str = "exponential"
+    delay_ms: int = 200
+    max_delay_ms: int = 10_000
+    failures: int = 3
+    stalls: int = 3
+    interval_ms: int = 60_000
+
+
+class StreamSettings(msgspec.Struct, frozen=True):
+    """Settings of one job.
+
+    Durations are milliseconds. ``lease_ms``: a node that could not renew for this long loses its subtasks. ``renew_ms`` ≤ lease/3: two renewals may be lost.
+    ``liveness_ms`` < lease: a subtask process that does not answer its node is killed. ``alignment_ms``: time without any progress of a subtask that has not
+    acknowledged. ``epoch_timeout_ms``: absolute, long, only aborts. ``retained``: checkpoints kept per job.
+    """
+
+    epoch_interval_ms: int = 1000
+    min_pause_ms: int = 0
+    lease_ms: int = 10_000
+    renew_ms: int = 3_000
+    idle_in_transaction_ms: int = 3_000
+    liveness_ms: int = 8_000
+    alignment_ms: int = 30_000
+    epoch_timeout_ms: int = 600_000
+    channel_expiry_ms: int = 3_600_000
+    start_limit_ms: int = 30_000
+    commit_deadline_ms: int = 30_000
+    retained: int = 5
+    max_uncommitted: int = 10
+    max_aborts: int = 3
+    watermark_interval_ms: int = 50
+    source_batch: int = 1000
+    discovery_interval_ms: int = 1000
+    incremental: bool = True
+    max_segments: int = 16
+    restart: RestartPolicy = RestartPolicy()
+    checkpoints: str = ""
+    """URL of checkpoint storage: ``file:///...`` or a database URL. Empty: the installation's default."""
+
+    def problems(self) -> list[str]:
+        """Everything wrong, one sentence each."""
+        found = [
+            f"{name} must be positive, not {value}"
+            for name in self.__struct_fields__
+            if isinstance(value := getattr(self, name), int) and not isinstance(value, bool) and value <= 0 and name != "min_pause_ms"
+        ]
+        rules = (
+            (self.renew_ms * 3 <= self.lease_ms, "renew_ms must be at most lease_ms / 3: two lost renewals must not cost the lease"),
+            (
+                self.idle_in_transaction_ms * 3 < self.lease_ms,
+                "idle_in_transaction_ms must be below lease_ms / 3: a stopped process must not keep a row",
+            ),
+            (self.liveness_ms < self.lease_ms, "liveness_ms must be below lease_ms"),
+            (self.alignment_ms < self.epoch_timeout_ms, "alignment_ms must be below epoch_timeout_ms"),
+            (self.epoch_timeout_ms < 3_600_000, "epoch_timeout_ms must be below one hour"),
+            (self.channel_expiry_ms >= 3_600_000, "channel_expiry_ms must be at least one hour"),
+            (self.min_pause_ms >= 0, "min_pause_ms must not be negative"),
+            (
+                self.restart.kind in ("fixed", "exponential", "rate"),
+                f"unknown restart kind {self.restart.kind!r}; known: fixed, exponential, rate",
+            ),
+            (min(self.restart.failures, self.restart.stalls) >= 0, "restart budgets must not be negative"),
+            (0 <= self.restart.delay_ms <= self.restart.max_delay_ms, "restart delay_ms must be between 0 and max_delay_ms"),
+        )
+        return found + [text for ok, text in rules if not ok]
+
+    def checked(self) -> StreamSettings:
+        """Self, or ConfigurationError listing everything wrong."""
+        found = self.problems()
+        if found:
+            raise ConfigurationError("stream settings are invalid:\n" + "\n".join(f"  - {p}" for p in found))
+        return self

@@ -1,0 +1,4 @@
+"""The SQL store: the only place that talks to Millstream's own tables.
+
+``database`` opens transactions and maps errors, ``tables`` describes, one module per row kind holds the statements, one named function each.
+"""

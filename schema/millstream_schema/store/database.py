@@ -1,0 +1,266 @@
+"""Transactions on Millstream's own database, its clock, and the mapping of driver errors.
+
+Every write goes through :meth:`Database.run`: one function, one transaction, executed again after a deadlock or serialisation failure. What must never happen here: a
+network call or user code inside a transaction, a lost COMMIT answer taken for success or failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.engine import Connection, CursorResult, Engine
+from sqlalchemy.pool import StaticPool
+
+from ..errors import CommitUnknown, ConfigurationError, MillstreamError, StoreError, StoreUnavailable
+from ..ports import Clock
+from .tables import Tables, tables
+
+T = TypeVar("T")
+ATTEMPTS = 8
+_NOW = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))",
+    "sqlite": "millstream_now_us()",
+}
+_RETRY_PG = {"40001", "40P01", "55P03"}
+_RETRY_MYSQL = {1213, 1205, 1020}
+_GONE_MYSQL = {2006, 2013, 2003, 2055, 4031, 1927, 1053, 1152, 1158, 1159, 1160, 1161}
+
+
+class Faults(Protocol):
+    """Where the simulator stands in the way of a transaction."""
+
+    def before_commit(self) -> None: ...
+
+    def after_commit(self) -> None: ...
+
+
+class Retry(Exception):
+    """A deadlock or serialisation failure: execute the transaction again. Never leaves this module."""
+
+
+class Transaction:
+    """One open transaction: statements, tables and the database's clock."""
+
+    def __init__(self, connection: Connection, tables_: Tables, dialect: str) -> None:
+        self._connection = connection
+        self.t = tables_
+        self.dialect = dialect
+
+    def execute(self, statement: Any, parameters: Any = None) -> CursorResult[Any]:
+        return self._connection.execute(statement, parameters)
+
+    def now_us(self) -> int:
+        """The database's clock now, UTC microseconds, by a statement of its own."""
+        return int(self._connection.exec_driver_sql(f"SELECT {_NOW[self.dialect]}").scalar_one())
+
+    def rows(self, statement: Any) -> list[dict[str, Any]]:
+        return [{str(k): v for k, v in r.items()} for r in self._connection.execute(statement).mappings()]
+
+    def row(self, statement: Any) -> dict[str, Any] | None:
+        found = self._connection.execute(statement).mappings().first()
+        return None if found is None else {str(k): v for k, v in found.items()}
+
+    def insert(self, table: sa.Table, **values: Any) -> None:
+        self._connection.execute(sa.insert(table).values(**values))
+
+    def insert_many(self, table: sa.Table, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            self._connection.execute(sa.insert(table), rows)
+
+    def insert_or_nothing(self, table: sa.Table, **values: Any) -> bool:
+        """Insert unless the primary key exists; whether a row was inserted."""
+        statement: Any
+        if self.dialect == "postgresql":
+            statement = postgresql.insert(table).values(**values).on_conflict_do_nothing()
+        elif self.dialect == "sqlite":
+            statement = sqlite.insert(table).values(**values).on_conflict_do_nothing()
+        else:
+            statement = mysql.insert(table).values(**values).prefix_with("IGNORE")
+        return self._connection.execute(statement).rowcount == 1
+
+    def update(self, table: sa.Table, *where: Any, **values: Any) -> int:
+        """Guarded update; raises ``rev``; number of rows that matched."""
+        if "rev" in table.c:
+            values["rev"] = table.c.rev + 1
+        return self._connection.execute(sa.update(table).where(*where).values(**values)).rowcount
+
+    def delete(self, table: sa.Table, *where: Any) -> int:
+        return self._connection.execute(sa.delete(table).where(*where)).rowcount
+
+
+class Database:
+    """One SQL database. ``url`` is SQLAlchemy's; ``lock_timeout_ms`` and the idle-in-transaction limit stay below a third of the lease."""
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        *,
+        prefix: str = "millstream_",
+        timeout_ms: int = 3_000,
+        faults: Faults | None = None,
+    ) -> None:
+        self.tables = tables(prefix)
+        self._clock = clock
+        self._faults = faults
+        self._timeout_ms = timeout_ms
+        try:
+            parsed = sa.make_url(url)
+        except sa.exc.ArgumentError as exc:
+            raise ConfigurationError(
+                "the database URL cannot be parsed: write e.g. postgresql+psycopg://user@host/db or sqlite:///path"
+            ) from exc
+        name = parsed.get_backend_name()
+        self.dialect = "mysql" if name in ("mysql", "mariadb") else name
+        if self.dialect not in _NOW:
+            raise ConfigurationError(f"database {name!r} is not supported: use sqlite, postgresql+psycopg or mysql+pymysql")
+        self.url = parsed
+        self.engine = self._engine(parsed)
+
+    def _engine(self, url: sa.URL) -> Engine:
+        options: dict[str, Any] = {"hide_parameters": True}
+        if self.dialect == "sqlite":
+            if url.database in (None, "", ":memory:"):
+                options |= {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+            else:
+                options |= {"connect_args": {"check_same_thread": False, "timeout": self._timeout_ms / 1000 * 3}}
+        elif self.dialect == "postgresql":
+            flags = f"-c lock_timeout={self._timeout_ms} -c idle_in_transaction_session_timeout={self._timeout_ms} -c synchronous_commit=on"
+            options |= {
+                "isolation_level": "READ COMMITTED",
+                "pool_pre_ping": True,
+                "connect_args": {"options": flags, "connect_timeout": 5},
+            }
+        else:
+            options |= {
+                "isolation_level": "READ COMMITTED",
+                "pool_pre_ping": True,
+                "connect_args": {"connect_timeout": 5, "read_timeout": 30},
+            }
+        try:
+            engine = sa.create_engine(url, **options)
+        except (ImportError, sa.exc.ArgumentError) as exc:
+            raise ConfigurationError(
+                f"no driver for database {url.drivername!r}: install millstream[postgres] or millstream[mysql]"
+            ) from exc
+        event.listen(engine, "connect", {"sqlite": self._on_sqlite, "mysql": self._on_mysql}.get(self.dialect, _nothing))
+        if self.dialect == "sqlite":
+            event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _on_sqlite(self, connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.create_function("millstream_now_us", 0, self._clock.now_us)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA busy_timeout={self._timeout_ms * 3}")
+
+    def _on_mysql(self, connection: Any, _record: Any) -> None:
+        with connection.cursor() as cursor:
+            seconds = max(1, self._timeout_ms // 1000)
+            cursor.execute(f"SET SESSION innodb_lock_wait_timeout={seconds}, time_zone='+00:00'")
+            try:
+                cursor.execute(f"SET SESSION idle_transaction_timeout={seconds}")
+            except Exception as exc:  # MySQL has no such variable; there the server's wait_timeout is the bound
+                if not (exc.args and exc.args[0] == 1193):
+                    raise
+
+    def check_durability(self) -> None:
+        """Raises ConfigurationError when a commit of this database may be lost with the power."""
+        if self.dialect != "mysql":
+            return
+        with self.transaction(read_only=True) as tx:
+            value = tx.execute(sa.text("SELECT @@innodb_flush_log_at_trx_commit")).scalar_one()
+        if int(value) != 1:
+            raise ConfigurationError("innodb_flush_log_at_trx_commit is not 1: commits may be lost with the power, STRICT needs 1")
+
+    @contextmanager
+    def transaction(self, *, read_only: bool = False) -> Iterator[Transaction]:
+        """One transaction. Raises StoreUnavailable (nothing was done) or CommitUnknown (the answer to COMMIT was lost)."""
+        try:
+            connection = self.engine.connect()
+        except sa.exc.DBAPIError as exc:
+            raise self._mapped(exc) from exc
+        with connection:
+            if read_only:
+                connection = connection.execution_options(millstream_read_only=True)
+            try:
+                connection.begin()
+                yield Transaction(connection, self.tables, self.dialect)
+            except sa.exc.DBAPIError as exc:
+                _quietly(connection.rollback)
+                raise self._mapped(exc) from exc
+            except BaseException:
+                _quietly(connection.rollback)
+                raise
+            if self._faults is not None and not read_only:
+                try:
+                    self._faults.before_commit()
+                except BaseException:
+                    _quietly(connection.rollback)
+                    raise
+            try:
+                connection.commit()
+            except sa.exc.DBAPIError as exc:
+                mapped = self._mapped(exc)
+                if isinstance(mapped, StoreUnavailable):
+                    raise CommitUnknown("the answer to COMMIT was lost; the same guarded statement is to be executed again") from exc
+                raise mapped from exc
+        if self._faults is not None and not read_only:
+            self._faults.after_commit()
+
+    def run(self, work: Callable[[Transaction], T]) -> T:
+        """Execute ``work`` in a transaction, again after deadlocks and serialisation failures."""
+        for attempt in range(ATTEMPTS):
+            try:
+                with self.transaction() as tx:
+                    return work(tx)
+            except Retry as exc:
+                if attempt == ATTEMPTS - 1:
+                    raise StoreUnavailable("the database kept refusing the transaction (deadlocks or lock timeouts); try again") from exc
+        raise AssertionError("unreachable")
+
+    def read(self, work: Callable[[Transaction], T]) -> T:
+        """Execute a read."""
+        with self.transaction(read_only=True) as tx:
+            return work(tx)
+
+    def _mapped(self, exc: sa.exc.DBAPIError) -> Exception:
+        original = exc.orig
+        code = getattr(original, "sqlstate", None)
+        number = original.args[0] if original is not None and original.args else None
+        text = str(original).splitlines()[0] if original is not None and str(original) else type(original).__name__
+        if code in _RETRY_PG or number in _RETRY_MYSQL or (self.dialect == "sqlite" and "locked" in text):
+            return Retry(text)
+        if exc.connection_invalidated or isinstance(exc, (sa.exc.OperationalError, sa.exc.InterfaceError)) or number in _GONE_MYSQL:
+            return StoreUnavailable(f"the database at {self.url.render_as_string(hide_password=True)} cannot be used: {text}")
+        return StoreError(f"{type(original).__name__}: {text}")
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _quietly(rollback: Callable[[], None]) -> None:
+    """Roll back; a connection that is gone has rolled back by itself."""
+    try:
+        rollback()
+    except sa.exc.DBAPIError:
+        pass
+
+
+def _nothing(_connection: Any, _record: Any) -> None:
+    """PostgreSQL gets its session settings with the connection request."""
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get("millstream_read_only", False)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+__all__ = ["Database", "Faults", "MillstreamError", "Transaction"]

@@ -1,0 +1,279 @@
+"""Statements on epochs, acknowledgements, manifests, savepoints and splits. All but :func:`acknowledge` and :func:`discover` run under the job's row lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from ..connectors import Split
+from ..errors import SnapshotMissing, SnapshotUnreadable
+from ..manifest import EpochManifest, SplitState, SubtaskSnapshot, open_manifest, seal
+from ..states import EpochState, SplitOwner
+from .database import Transaction
+from .rows import AckMark, EpochRow, JobRow, SplitRow, to
+
+# -- epochs
+
+
+def trigger(tx: Transaction, job: str, epoch: int, generation: int, term: int, kind: str, savepoint: str, splits: list[SplitState]) -> None:
+    """The row of a new epoch, with the copied split rows."""
+    tx.insert(
+        tx.t.epoch,
+        job=job, epoch=epoch, generation=generation, term=term, kind=kind, state=EpochState.TRIGGERED, reason="", savepoint=savepoint,
+        splits=msgspec.json.encode(splits).decode(), size=0, triggered_us=tx.now_us(), durable_us=0, committed_us=0, rev=0,
+    )  # fmt: skip
+
+
+def read_epoch(tx: Transaction, job: str, epoch: int) -> EpochRow | None:
+    t = tx.t.epoch
+    row = tx.row(sa.select(t).where(t.c.job == job, t.c.epoch == epoch))
+    return None if row is None else to(EpochRow, row)
+
+
+def list_epochs(tx: Transaction, job: str, limit: int) -> list[EpochRow]:
+    t = tx.t.epoch
+    return [to(EpochRow, r) for r in tx.rows(sa.select(t).where(t.c.job == job).order_by(t.c.epoch.desc()).limit(limit))]
+
+
+def aborted_since(tx: Transaction, job: str, generation: int, above: int) -> list[int]:
+    """Aborted epochs of a generation above an epoch, oldest first."""
+    t = tx.t.epoch
+    found = tx.rows(
+        sa.select(t.c.epoch)
+        .where(t.c.job == job, t.c.generation == generation, t.c.epoch > above, t.c.state == EpochState.ABORTED)
+        .order_by(t.c.epoch)
+    )
+    return [int(r["epoch"]) for r in found]
+
+
+def move_epoch(tx: Transaction, job: str, epoch: int, before: tuple[EpochState, ...], after: EpochState, **values: Any) -> bool:
+    t = tx.t.epoch
+    return tx.update(t, t.c.job == job, t.c.epoch == epoch, t.c.state.in_(before), state=after, **values) == 1
+
+
+def commit_epochs(tx: Transaction, job: str, upto: int) -> int:
+    """DURABLE → COMMITTED for every epoch up to ``upto`` (subsuming)."""
+    t = tx.t.epoch
+    return tx.update(
+        t, t.c.job == job, t.c.epoch <= upto, t.c.state == EpochState.DURABLE, state=EpochState.COMMITTED, committed_us=tx.now_us()
+    )
+
+
+def uncommitted(tx: Transaction, job: str) -> int:
+    """Durable epochs that are not committed."""
+    t = tx.t.epoch
+    return int(tx.execute(sa.select(sa.func.count()).where(t.c.job == job, t.c.state == EpochState.DURABLE)).scalar_one())
+
+
+def delete_epochs(tx: Transaction, job: str, below: int) -> None:
+    """Forget old epochs and their acknowledgements."""
+    t, a = tx.t.epoch, tx.t.ack
+    tx.delete(t, t.c.job == job, t.c.epoch < below, t.c.state.in_((EpochState.COMMITTED, EpochState.ABORTED)))
+    tx.delete(a, a.c.job == job, a.c.epoch < below)
+
+
+# -- acknowledgements
+
+
+def acknowledge(
+    tx: Transaction, job: str, epoch: int, generation: int, subtask: str, attempt: str, snapshot: SubtaskSnapshot | None, declined: str
+) -> bool:
+    """A node's row for one subtask of one epoch. A repeat, or one for an epoch that is over or of another generation, changes nothing and frees nothing."""
+    t = tx.t.epoch
+    open_ = tx.row(
+        sa.select(t.c.epoch).where(t.c.job == job, t.c.epoch == epoch, t.c.generation == generation, t.c.state == EpochState.TRIGGERED)
+    )
+    if open_ is None:
+        return False
+    return tx.insert_or_nothing(
+        tx.t.ack,
+        job=job, epoch=epoch, subtask=subtask, generation=generation, attempt=attempt,
+        snapshot="" if snapshot is None else msgspec.json.encode(snapshot).decode(), declined=declined[:20_000], acked_us=tx.now_us(),
+    )  # fmt: skip
+
+
+def ack_marks(tx: Transaction, job: str, epoch: int) -> list[AckMark]:
+    t = tx.t.ack
+    found = tx.rows(
+        sa.select(t.c.subtask, t.c.generation, t.c.attempt, t.c.declined).where(t.c.job == job, t.c.epoch == epoch).order_by(t.c.subtask)
+    )
+    return [to(AckMark, r) for r in found]
+
+
+def ack_snapshots(tx: Transaction, job: str, epoch: int) -> list[SubtaskSnapshot]:
+    t = tx.t.ack
+    found = tx.rows(sa.select(t.c.snapshot).where(t.c.job == job, t.c.epoch == epoch, t.c.declined == "").order_by(t.c.subtask))
+    return [msgspec.json.decode(r["snapshot"], type=SubtaskSnapshot) for r in found]
+
+
+# -- manifests
+
+
+def write_manifest(tx: Transaction, manifest: EpochManifest) -> None:
+    sealed = seal(manifest)
+    tx.insert(
+        tx.t.manifest,
+        job=manifest.job,
+        epoch=manifest.epoch,
+        kind=manifest.kind,
+        body=sealed.body,
+        checksum=sealed.checksum,
+        created_us=tx.now_us(),
+    )
+
+
+def read_manifest(tx: Transaction, job: str, epoch: int) -> EpochManifest:
+    """Raises SnapshotMissing or SnapshotUnreadable naming job and epoch."""
+    t = tx.t.manifest
+    row = tx.row(sa.select(t).where(t.c.job == job, t.c.epoch == epoch))
+    if row is None:
+        raise SnapshotMissing(f"manifest of job {job}, epoch {epoch} is not in the database although the epoch is durable")
+    return open_manifest(row["body"], row["checksum"], f"{job}/{epoch}")
+
+
+def manifest_epochs(tx: Transaction, job: str) -> list[int]:
+    t = tx.t.manifest
+    return [int(r["epoch"]) for r in tx.rows(sa.select(t.c.epoch).where(t.c.job == job).order_by(t.c.epoch))]
+
+
+def delete_manifests(tx: Transaction, job: str, epochs: list[int]) -> None:
+    t = tx.t.manifest
+    if epochs:
+        tx.delete(t, t.c.job == job, t.c.epoch.in_(epochs))
+
+
+# -- savepoints
+
+
+def write_savepoint(tx: Transaction, savepoint: str, manifest: EpochManifest, model: str) -> None:
+    """A durable epoch that is to be copied into its protected namespace."""
+    sealed = seal(manifest)
+    tx.insert_or_nothing(
+        tx.t.savepoint,
+        id=savepoint, job=manifest.job, epoch=manifest.epoch, body=sealed.body, checksum=sealed.checksum, model=model, state="COPYING", error="",
+        created_us=tx.now_us(), rev=0,
+    )  # fmt: skip
+
+
+def complete_savepoint(tx: Transaction, savepoint: str, manifest: EpochManifest) -> bool:
+    t = tx.t.savepoint
+    sealed = seal(manifest)
+    return (
+        tx.update(t, t.c.id == savepoint, t.c.state == "COPYING", body=sealed.body, checksum=sealed.checksum, state="COMPLETE", error="")
+        == 1
+    )
+
+
+def fail_savepoint(tx: Transaction, savepoint: str, error: str) -> None:
+    t = tx.t.savepoint
+    tx.update(t, t.c.id == savepoint, t.c.state == "COPYING", error=error[:20_000])
+
+
+def read_savepoint(tx: Transaction, savepoint: str) -> dict[str, Any] | None:
+    return tx.row(sa.select(tx.t.savepoint).where(tx.t.savepoint.c.id == savepoint))
+
+
+def copying_savepoints(tx: Transaction) -> list[dict[str, Any]]:
+    t = tx.t.savepoint
+    return tx.rows(sa.select(t).where(t.c.state == "COPYING").order_by(t.c.created_us, t.c.id))
+
+
+def savepoints(tx: Transaction, job: str) -> list[dict[str, Any]]:
+    t = tx.t.savepoint
+    return tx.rows(
+        sa.select(t.c.id, t.c.epoch, t.c.state, t.c.error, t.c.created_us).where(t.c.job == job).order_by(t.c.created_us, t.c.id)
+    )
+
+
+def restored_manifest(tx: Transaction, job: JobRow) -> EpochManifest | None:
+    """What a new generation starts from: the newest durable epoch, else the savepoint it was submitted with, else nothing.
+
+    Raises SnapshotMissing or SnapshotUnreadable: "unreadable" is never taken for "none".
+    """
+    if job.newest_durable:
+        return read_manifest(tx, job.id, job.newest_durable)
+    if job.restore_from:
+        row = read_savepoint(tx, job.restore_from)
+        if row is None:
+            raise SnapshotMissing(f"savepoint {job.restore_from} does not exist: list them with `millstream jobs savepoints`")
+        if row["state"] != "COMPLETE":
+            raise SnapshotUnreadable(f"savepoint {job.restore_from} is {row['state']}, not COMPLETE: {row['error'] or 'wait for it'}")
+        return open_manifest(row["body"], row["checksum"], f"savepoint {job.restore_from}")
+    return None
+
+
+# -- splits
+
+
+def discover(tx: Transaction, job: str, generation: int, operator: str, splits: list[Split], complete: bool) -> bool:
+    """Rows for newly found splits (those known are passed over), and whether discovery is over. Refused for a generation that is not the job's."""
+    j = tx.t.job
+    if tx.row(sa.select(j.c.id).where(j.c.id == job, j.c.generation == generation).with_for_update()) is None:
+        return False
+    for s in splits:
+        tx.insert_or_nothing(
+            tx.t.split,
+            job=job, operator=operator, split=s.split_id, body=_text(s.body), cursor="null", state=SplitOwner.UNASSIGNED, owner=-1, rev=0,
+        )  # fmt: skip
+    t = tx.t.source
+    tx.insert_or_nothing(t, job=job, operator=operator, complete=0, generation=generation, rev=0)
+    tx.update(t, t.c.job == job, t.c.operator == operator, complete=int(complete), generation=generation)
+    tx.update(j, j.c.id == job, splits_rev=j.c.splits_rev + 1)
+    return True
+
+
+def splits(tx: Transaction, job: str) -> list[SplitRow]:
+    t = tx.t.split
+    return [to(SplitRow, r) for r in tx.rows(sa.select(t).where(t.c.job == job).order_by(t.c.operator, t.c.split))]
+
+
+def discoveries(tx: Transaction, job: str, generation: int) -> dict[str, bool]:
+    """Operator → whether its discovery is over, for sources that have reported in this generation."""
+    t = tx.t.source
+    return {r["operator"]: bool(r["complete"]) for r in tx.rows(sa.select(t).where(t.c.job == job, t.c.generation == generation))}
+
+
+def own_splits(tx: Transaction, job: str, owners: dict[tuple[str, str], int]) -> None:
+    """UNASSIGNED → ASSIGNED to the subtask index given."""
+    t = tx.t.split
+    for (operator, split), owner in owners.items():
+        tx.update(
+            t,
+            t.c.job == job,
+            t.c.operator == operator,
+            t.c.split == split,
+            t.c.state == SplitOwner.UNASSIGNED,
+            state=SplitOwner.ASSIGNED,
+            owner=owner,
+        )
+
+
+def finish_splits(tx: Transaction, job: str, finished: list[SplitState]) -> None:
+    """Splits a durable manifest holds as finished."""
+    t = tx.t.split
+    for s in finished:
+        where = [t.c.job == job, t.c.operator == s.operator, t.c.split == s.split_id, t.c.state != SplitOwner.FINISHED]
+        tx.update(t, *where, state=SplitOwner.FINISHED, cursor=_text(s.cursor))
+
+
+def reset_splits(tx: Transaction, job: str, states: list[tuple[SplitState, int]]) -> None:
+    """Put every split row back to what a manifest says: (state, owner); -1 for unassigned. Rows the manifest does not know become unassigned."""
+    t = tx.t.split
+    tx.update(t, t.c.job == job, state=SplitOwner.UNASSIGNED, owner=-1, cursor="null")
+    for s, owner in states:
+        state = SplitOwner.FINISHED if s.finished else SplitOwner.ASSIGNED if owner >= 0 else SplitOwner.UNASSIGNED
+        values = {"body": _text(s.body), "cursor": _text(s.cursor), "state": state, "owner": owner}
+        if not tx.insert_or_nothing(t, job=job, operator=s.operator, split=s.split_id, rev=0, **values):
+            tx.update(t, t.c.job == job, t.c.operator == s.operator, t.c.split == s.split_id, **values)
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def split_state(row: SplitRow) -> SplitState:
+    return SplitState(
+        row.operator, row.split, msgspec.json.decode(row.body), msgspec.json.decode(row.cursor), row.state is SplitOwner.FINISHED
+    )

@@ -1,0 +1,241 @@
+"""Statements on nodes, assignments and the coordinator's lease: who is there and who runs what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from ..states import AssignmentState, NodeState
+from .database import Transaction
+from .rows import AssignmentRow, NodeRow, to
+
+COORDINATOR = "coordinator"
+
+
+# -- the coordinator's lease
+
+
+def read_lease(tx: Transaction, *, lock: bool = False) -> dict[str, Any] | None:
+    t = tx.t.coordinator
+    statement = sa.select(t).where(t.c.id == COORDINATOR)
+    return tx.row(statement.with_for_update() if lock else statement)
+
+
+def read_term(tx: Transaction) -> int:
+    """The term in force; 0 before the first take-over."""
+    row = read_lease(tx)
+    return 0 if row is None else int(row["term"])
+
+
+def take_lease(tx: Transaction, holder: str, lease_us: int) -> tuple[int, bool]:
+    """Renew the lease if ``holder`` has it, take it over (term + 1) if it has *expired*; (term, held). Never takes a live one."""
+    t = tx.t.coordinator
+    tx.insert_or_nothing(t, id=COORDINATOR, holder="", term=0, expires_us=0, ticked_us=0, rev=0)
+    row = read_lease(tx, lock=True)
+    assert row is not None
+    now = tx.now_us()
+    term = int(row["term"])
+    if row["holder"] == holder and row["expires_us"] > now:
+        tx.update(t, t.c.id == COORDINATOR, t.c.holder == holder, expires_us=now + lease_us)
+        return term, True
+    if row["expires_us"] > now:
+        return term, False
+    tx.update(t, t.c.id == COORDINATOR, t.c.term == term, holder=holder, term=term + 1, expires_us=now + lease_us)
+    return term + 1, True
+
+
+def release_lease(tx: Transaction, holder: str) -> bool:
+    """Give the lease back at a clean shut-down."""
+    t = tx.t.coordinator
+    return tx.update(t, t.c.id == COORDINATOR, t.c.holder == holder, expires_us=0, holder="") == 1
+
+
+def mark_tick(tx: Transaction, min_interval_us: int) -> bool:
+    """Record a tick unless the last one is younger than ``min_interval_us``; whether this one counts."""
+    t = tx.t.coordinator
+    now = tx.now_us()
+    return tx.update(t, t.c.id == COORDINATOR, t.c.ticked_us <= now - min_interval_us, ticked_us=now) == 1
+
+
+# -- nodes
+
+
+def register_node(tx: Transaction, node: str, name: str, slots: int, lease_us: int, info: str) -> None:
+    """A node's id is new at each start, so this inserts; a repeat after an unknown outcome changes nothing."""
+    now = tx.now_us()
+    tx.insert_or_nothing(
+        tx.t.node,
+        id=node, name=name, slots=slots, state=NodeState.ACTIVE, info=info, started_us=now, renewed_us=now, expires_us=now + lease_us, rev=0,
+    )  # fmt: skip
+
+
+def renew_node(tx: Transaction, node: str, lease_us: int) -> bool:
+    """Extend the lease of a node that still has one; False: it has expired and the node must start anew."""
+    t = tx.t.node
+    now = tx.now_us()
+    matched = tx.update(t, t.c.id == node, t.c.state != NodeState.GONE, t.c.expires_us > now, renewed_us=now, expires_us=now + lease_us)
+    return matched == 1
+
+
+def drain_node(tx: Transaction, node: str) -> None:
+    """The node takes no more work."""
+    t = tx.t.node
+    tx.update(t, t.c.id == node, t.c.state == NodeState.ACTIVE, state=NodeState.DRAINING)
+
+
+def leave_node(tx: Transaction, node: str) -> None:
+    """The node has gone; its assignments of whatever generation were handed back before."""
+    t = tx.t.node
+    tx.update(t, t.c.id == node, state=NodeState.GONE, expires_us=0)
+
+
+def read_node(tx: Transaction, node: str) -> NodeRow | None:
+    row = tx.row(sa.select(tx.t.node).where(tx.t.node.c.id == node))
+    return None if row is None else to(NodeRow, row)
+
+
+def active_nodes(tx: Transaction) -> list[NodeRow]:
+    """Nodes whose lease has not expired by the database's clock and that take work, by name and id."""
+    t = tx.t.node
+    now = tx.now_us()
+    found = tx.rows(sa.select(t).where(t.c.state == NodeState.ACTIVE, t.c.expires_us > now).order_by(t.c.name, t.c.id))
+    return [to(NodeRow, r) for r in found]
+
+
+def live_node_ids(tx: Transaction, ids: set[str]) -> set[str]:
+    """Which of these nodes still have a lease (draining ones, too)."""
+    if not ids:
+        return set()
+    t = tx.t.node
+    now = tx.now_us()
+    found = tx.rows(sa.select(t.c.id).where(t.c.id.in_(sorted(ids)), t.c.state != NodeState.GONE, t.c.expires_us > now))
+    return {r["id"] for r in found}
+
+
+def forget_nodes(tx: Transaction, before_us: int) -> int:
+    """Delete rows of nodes gone for long."""
+    t = tx.t.node
+    return tx.delete(t, t.c.expires_us < before_us)
+
+
+# -- assignments
+
+
+def used_slots(tx: Transaction) -> dict[str, int]:
+    """Slots taken per node by assignments of jobs' present generations that are not over."""
+    a, j = tx.t.assignment, tx.t.job
+    over = (AssignmentState.FINISHED, AssignmentState.FAILED)
+    statement = (
+        sa.select(a.c.node, sa.func.count().label("used"))
+        .select_from(a.join(j, sa.and_(a.c.job == j.c.id, a.c.generation == j.c.generation)))
+        .where(a.c.state.not_in(over), j.c.ended == 0)
+        .group_by(a.c.node)
+    )
+    return {r["node"]: int(r["used"]) for r in tx.rows(statement)}
+
+
+def lock_capacity(tx: Transaction) -> None:
+    """Serialise decisions over the set of free slots. Lock order: job row, then this."""
+    t = tx.t.coordinator
+    tx.insert_or_nothing(t, id="capacity", holder="", term=0, expires_us=0, ticked_us=0, rev=0)
+    tx.row(sa.select(t.c.id).where(t.c.id == "capacity").with_for_update())
+
+
+def assign(tx: Transaction, job: str, generation: int, nodes: dict[str, str], committed: int) -> None:
+    """All assignments of one generation."""
+    now = tx.now_us()
+    tx.insert_many(
+        tx.t.assignment,
+        [
+            {
+                "job": job, "generation": generation, "subtask": subtask, "node": node, "attempt": "", "state": AssignmentState.ASSIGNED,
+                "cause": "", "detail": "", "committed": committed, "commit_detail": "", "exhausted": 0, "progress": 0, "progressed_us": now, "stats": "{}",
+                "changed_us": now, "rev": 0,
+            }
+            for subtask, node in nodes.items()
+        ],
+    )  # fmt: skip
+
+
+def assignments(tx: Transaction, job: str, generation: int) -> list[AssignmentRow]:
+    t = tx.t.assignment
+    found = tx.rows(sa.select(t).where(t.c.job == job, t.c.generation == generation).order_by(t.c.subtask))
+    return [to(AssignmentRow, r) for r in found]
+
+
+def current_assignments(tx: Transaction, node: str) -> list[AssignmentRow]:
+    """What a node is to run: assignments of jobs' present generations that are not over."""
+    a, j = tx.t.assignment, tx.t.job
+    statement = (
+        sa.select(a)
+        .select_from(a.join(j, sa.and_(a.c.job == j.c.id, a.c.generation == j.c.generation)))
+        .where(a.c.node == node, a.c.state.not_in((AssignmentState.FINISHED, AssignmentState.FAILED)), j.c.ended == 0)
+        .order_by(a.c.job, a.c.subtask)
+    )
+    return [to(AssignmentRow, r) for r in tx.rows(statement)]
+
+
+def _mine(tx: Transaction, job: str, generation: int, subtask: str, attempt: str) -> list[Any]:
+    t = tx.t.assignment
+    return [t.c.job == job, t.c.generation == generation, t.c.subtask == subtask, t.c.attempt == attempt]
+
+
+def start_assignment(tx: Transaction, job: str, generation: int, subtask: str, node: str, attempt: str) -> bool:
+    """ASSIGNED → STARTED with an attempt id; a second copy is refused. A repeat by the same attempt is granted."""
+    t = tx.t.assignment
+    key = [t.c.job == job, t.c.generation == generation, t.c.subtask == subtask, t.c.node == node]
+    if tx.update(t, *key, t.c.state == AssignmentState.ASSIGNED, state=AssignmentState.STARTED, attempt=attempt, changed_us=tx.now_us()):
+        return True
+    row = tx.row(sa.select(t.c.attempt, t.c.state).where(*key))
+    return row is not None and row["attempt"] == attempt and row["state"] == AssignmentState.STARTED
+
+
+def ready_assignment(tx: Transaction, job: str, generation: int, subtask: str, attempt: str, committed: int) -> bool:
+    t = tx.t.assignment
+    now = tx.now_us()
+    where = [*_mine(tx, job, generation, subtask, attempt), t.c.state == AssignmentState.STARTED]
+    return tx.update(t, *where, state=AssignmentState.READY, committed=committed, progressed_us=now, changed_us=now) == 1
+
+
+def end_assignment(
+    tx: Transaction, job: str, generation: int, subtask: str, attempt: str, state: AssignmentState, cause: str = "", detail: str = ""
+) -> bool:
+    """To FINISHED or FAILED; the first end wins."""
+    t = tx.t.assignment
+    where = [*_mine(tx, job, generation, subtask, attempt), t.c.state.not_in((AssignmentState.FINISHED, AssignmentState.FAILED))]
+    return tx.update(t, *where, state=state, cause=cause, detail=detail[:20_000], changed_us=tx.now_us()) == 1
+
+
+def committed_assignment(tx: Transaction, job: str, generation: int, subtask: str, attempt: str, epoch: int) -> bool:
+    """Every committable up to ``epoch`` is committed; never goes back."""
+    t = tx.t.assignment
+    where = [*_mine(tx, job, generation, subtask, attempt), t.c.committed < epoch]
+    return tx.update(t, *where, committed=epoch, commit_detail="", changed_us=tx.now_us()) == 1
+
+
+def note_commit(tx: Transaction, job: str, generation: int, subtask: str, attempt: str, detail: str) -> None:
+    t = tx.t.assignment
+    tx.update(t, *_mine(tx, job, generation, subtask, attempt), commit_detail=detail[:20_000])
+
+
+def exhausted_assignment(tx: Transaction, job: str, generation: int, subtask: str, attempt: str) -> bool:
+    t = tx.t.assignment
+    return tx.update(t, *_mine(tx, job, generation, subtask, attempt), t.c.exhausted == 0, exhausted=1, changed_us=tx.now_us()) == 1
+
+
+def progress_assignment(tx: Transaction, job: str, generation: int, subtask: str, attempt: str, progress: int, stats: str) -> None:
+    """What the node saw of an attempt; ``progressed_us`` moves only when something was done since (max-merged, never back)."""
+    t = tx.t.assignment
+    now = tx.now_us()
+    mine = _mine(tx, job, generation, subtask, attempt)
+    tx.update(
+        t, *mine, stats=stats,
+        progressed_us=sa.case((t.c.progress < progress, now), else_=t.c.progressed_us), progress=sa.case((t.c.progress < progress, progress), else_=t.c.progress),
+    )  # fmt: skip
+
+
+def delete_assignments(tx: Transaction, job: str, below: int) -> int:
+    """Forget generations older than ``below``."""
+    t = tx.t.assignment
+    return tx.delete(t, t.c.job == job, t.c.generation < below)

@@ -1,0 +1,89 @@
+"""What every operator is: a function over batches, keyed tables, and hooks for time.
+
+Called by :class:`millstream_tasks.chain.Chain` on the subtask's thread. What must never happen here: I/O, locks, clocks that are not passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millstream_schema.connectors import Json
+from millstream_schema.model import OperatorSpec
+
+from ..state import KeyedTable
+
+MAX_WATERMARK = (1 << 62) - 1
+"""+∞: the input has ended. A signal, never state."""
+MIN_WATERMARK = -(1 << 62)
+
+
+class Batch:
+    """Records that travel together. ``timestamps`` (UTC ms) is None until something assigns them."""
+
+    __slots__ = ("timestamps", "values")
+
+    def __init__(self, values: list[Any], timestamps: list[int] | None = None) -> None:
+        self.values = values
+        self.timestamps = timestamps
+
+
+class Operator:
+    """Base of all operators.
+
+    ``tables`` holds every keyed state by name; ``sides`` collects side outputs of the current call: tag → (values, timestamps).
+    """
+
+    def __init__(self, spec: OperatorSpec) -> None:
+        self.id = spec.id
+        self.spec = spec
+        self.tables: dict[str, KeyedTable] = {}
+        self.sides: dict[str, Batch] = {}
+        self.late = 0
+
+    def table(self, name: str) -> KeyedTable:
+        return self.tables.setdefault(name, KeyedTable(name))
+
+    def side(self, tag: str, values: list[Any], timestamps: list[int] | None) -> None:
+        """Put records out on the side output ``tag``."""
+        held = self.sides.get(tag)
+        if held is None:
+            self.sides[tag] = Batch(list(values), None if timestamps is None else list(timestamps))
+            return
+        held.values.extend(values)
+        if held.timestamps is not None and timestamps is not None:
+            held.timestamps.extend(timestamps)
+
+    def process(self, batch: Batch) -> Batch | None:
+        """Take a batch, give what goes on."""
+        raise NotImplementedError
+
+    def on_watermark(self, watermark: int) -> Batch | None:
+        """The watermark has risen to ``watermark``; called before it is passed on. Not called by CANCEL or SUSPEND."""
+        return None
+
+    def on_time(self, now_ms: int) -> Batch | None:
+        """Processing time has reached ``next_time()``."""
+        return None
+
+    def next_time(self) -> int | None:
+        """When :meth:`on_time` wants to be called next, in ms of the node's clock."""
+        return None
+
+    def meta(self) -> dict[str, Json]:
+        """State that has no key (operator list state, watermarks); small."""
+        return {}
+
+    def restore_meta(self, metas: list[dict[str, Json]], index: int, parallelism: int) -> None:
+        """Given the metas of all old subtasks in order; called once, after the tables were loaded."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class Keyed(Operator):
+    """An operator whose records have a key, by the key function of the edge that leads to it."""
+
+    def __init__(self, spec: OperatorSpec, key: Callable[[Any], Any]) -> None:
+        super().__init__(spec)
+        self.key = key

@@ -1,0 +1,73 @@
+"""Rolling keyed reduce and aggregate: each record updates its key's state and the new value goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millstream_schema.canonical import canonical
+from millstream_schema.model import OperatorSpec
+
+from .base import Batch, Keyed
+
+
+class Reduce(Keyed):
+    """``function(old, record) -> new``; the first record of a key is its first value. Emits the new value."""
+
+    def __init__(self, spec: OperatorSpec, key: Callable[[Any], Any], function: Callable[[Any, Any], Any]) -> None:
+        super().__init__(spec, key)
+        self.function = function
+        self._table = self.table("value")
+
+    def process(self, batch: Batch) -> Batch:
+        live, delta = self._table.pane()
+        function = self.function
+        out: list[Any] = []
+        append = out.append
+        for key, value in zip(map(self.key, batch.values), batch.values):
+            try:
+                value = function(live[key], value)
+            except KeyError:
+                if key in live:
+                    raise
+                canonical(key)
+            live[key] = delta[key] = value
+            append(value)
+        return Batch(out, batch.timestamps)
+
+
+class Aggregate(Keyed):
+    """``create() -> acc``, ``add(acc, record) -> acc``, ``result(key, acc) -> output``. Emits the result after each record."""
+
+    def __init__(
+        self,
+        spec: OperatorSpec,
+        key: Callable[[Any], Any],
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        result: Callable[[Any, Any], Any] | None,
+    ) -> None:
+        super().__init__(spec, key)
+        self.create = create
+        self.add = add
+        self.result = result
+        self._table = self.table("value")
+
+    def process(self, batch: Batch) -> Batch:
+        live, delta = self._table.pane()
+        get = live.get
+        add, create, result = self.add, self.create, self.result
+        out: list[Any] = []
+        append = out.append
+        missing = _MISSING
+        for key, value in zip(map(self.key, batch.values), batch.values):
+            acc = get(key, missing)
+            if acc is missing:
+                canonical(key)
+                acc = create()
+            live[key] = delta[key] = acc = add(acc, value)
+            append((key, acc) if result is None else result(key, acc))
+        return Batch(out, batch.timestamps)
+
+
+_MISSING = object()
