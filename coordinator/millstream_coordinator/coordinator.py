@@ -41,11 +41,13 @@ class Coordinator:
         storage: Callable[[str], SnapshotStorage],
         holder: str,
         lease_ms: int,
+        poll: float = 1.0,
     ) -> None:
         self._db = database
         self._clock = clock
         self._storage = storage
         self._holder = holder
+        self._poll = poll
         self._lease_us = lease_ms * 1000
         self._reconciler = Reconciler(database, hints, chance)
         self._due: dict[str, float] = {}
@@ -102,7 +104,7 @@ class Coordinator:
             self._held[job] = now + (0.5 if isinstance(exc, StoreError) else HELD)
             log.error("job set aside", job=job, error=str(exc))
             return
-        self._due[job] = now + (1.0 if wait is None else min(wait, 1.0))
+        self._due[job] = now + (self._poll if wait is None else min(wait, self._poll))
         if now >= self._collect_at.get(job, 0.0):
             self._collect_at[job] = now + COLLECT_EVERY
             self._collect(job)

@@ -1,7 +1,7 @@
 """The statement that the SQL key source reads by.
 
-Called by ``millstream_tasks.sources.sql``. Written with ``?``; the connection door translates. What must never happen here: a name that was not
-checked, or a value in the text.
+Called by ``millstream_tasks.sources.sql``. Written with ``?``; the connection door translates. What must never happen here: a name that
+was not checked, or a value in the text.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+from tests.support.processes import kill_tree
 from tests.support.services import read_env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +27,15 @@ NO_TESTS = 5  # pytest's exit code for "nothing was collected"
 
 @dataclass(frozen=True)
 class Tier:
-    """One group of tests: its directory under ``tests/``, xdist's processes (0: in this one), and pytest options of its own."""
+    """One group of tests: its directory, xdist's processes (0: one process), pytest options of its own, and when it is given up.
+
+    ``limit`` is in seconds (None: never): a test whose framework catches the timeout, as Hypothesis does, would otherwise run for ever.
+    """
 
     folder: str
     processes: int = 0
     options: tuple[str, ...] = ()
+    limit: float | None = 1200
 
 
 NOT_DOCKER = ("-m", "not docker")
@@ -41,9 +47,9 @@ TIERS: Mapping[str, Tier] = {
     "integration": Tier("tests/integration", processes=2, options=NOT_DOCKER),
     # Real processes with kills and leases: two at once on a small machine would test its scheduler.
     "acceptance": Tier("tests/acceptance", options=NOT_DOCKER),
-    "soak": Tier("tests/soak", options=("--timeout=0", "-s")),
-    "chaos": Tier("tests/chaos", options=("--timeout=900",)),
-    "docker": Tier("tests", options=("-m", "docker", "--timeout=900")),
+    "soak": Tier("tests/soak", options=("--timeout=0", "-s"), limit=None),
+    "chaos": Tier("tests/chaos", options=("--timeout=900",), limit=None),
+    "docker": Tier("tests", options=("-m", "docker", "--timeout=900"), limit=None),
 }
 LINT: Sequence[tuple[str, Sequence[str]]] = (
     ("ruff check", ["ruff", "check", "--quiet", "--output-format", "concise", "."]),
@@ -62,7 +68,13 @@ def run_tier(name: str, options: Sequence[str], environment: Mapping[str, str]) 
     # loadfile: a module's fixtures (a database of its own) live in one process.
     parallel = ["-n", str(tier.processes), "--dist", "loadfile"] if tier.processes else []
     command = [sys.executable, "-m", "pytest", "-p", "no:celery", "-q", *parallel, *tier.options, *options, tier.folder]
-    code = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as run:
+        started = psutil.Process(run.pid).create_time()
+        try:
+            code = run.wait(tier.limit)
+        except subprocess.TimeoutExpired:
+            kill_tree(run.pid, started)
+            return f"not over after {tier.limit:.0f} s, given up"
     return {0: "", NO_TESTS: "no tests"}.get(code, f"pytest ended with {code}")
 
 

@@ -66,20 +66,17 @@ class RabbitTransport:
         self._io_timeout = io_timeout
         self._closed = False
         self._shared = Shared()
-        links: list[AmqpLink] = []
+        timing = {"heartbeat": heartbeat, "connect_timeout": connect_timeout, "io_timeout": io_timeout}
+        outgoing = AmqpLink(options, on_delivery=_nothing, **timing)
+        incoming = AmqpLink(options, on_delivery=self._on_delivery, **timing)
         try:
-            for on_delivery in (_nothing, self._on_delivery):
-                link = AmqpLink(
-                    options, heartbeat=heartbeat, connect_timeout=connect_timeout, io_timeout=io_timeout, on_delivery=on_delivery
-                )
-                links.append(link)
-                link.connect()
-            common = (self._describe, write_timeout)
-            self._publisher = Publisher(self._shared, links[0], *common, delivery_mode=TRANSIENT)
-            self._consumer = Consumer(self._shared, links[1], *common)
+            outgoing.connect()
+            incoming.connect()
+            self._publisher = Publisher(self._shared, outgoing, self._describe, write_timeout, delivery_mode=TRANSIENT)
+            self._consumer = Consumer(self._shared, incoming, self._describe, write_timeout)
         except (AMQPError, OSError) as exc:
-            for link in links:
-                link.break_off()
+            outgoing.break_off()
+            incoming.break_off()
             raise ChannelLost(f"RabbitMQ cannot be reached: {self._describe(exc)}") from None
         self._publisher.start()
         self._consumer.start()
@@ -88,13 +85,7 @@ class RabbitTransport:
         name = self._name(channel)
         if not 0 < capacity <= MAX_PREFETCH:
             raise ConfigurationError(f"capacity is {capacity}: RabbitMQ takes prefetch windows from 1 to {MAX_PREFETCH}")
-        for old in self._shared.readers:  # nothing of its former life may be sent into the new one
-            if old.name == name:
-                old.close()
-                with self._shared.answers:
-                    self._shared.answers.wait_for(
-                        lambda gone=old: gone not in self._shared.readers or self._shared.failure is not None, FLUSH_SECONDS
-                    )  # type: ignore[misc]
+        self._shared.retire(name, FLUSH_SECONDS)
         return self._consumer.call(lambda: self._create(name, capacity), 2 * self._io_timeout)
 
     def connect(self, channel: ChannelId, capacity: int) -> RabbitWriter:

@@ -59,6 +59,13 @@ class Shared:
             self.writers = tuple(writer for writer in self.writers if writer is not end)
         self.answered()
 
+    def retire(self, name: str, seconds: float) -> None:
+        """Close this transport's own reader of ``name``, if any, and wait until nothing more is sent for it."""
+        for reader in [reader for reader in self.readers if reader.name == name]:
+            reader.close()
+            with self.answers:
+                self.answers.wait_for(lambda: name not in [r.name for r in self.readers] or self.failure is not None, seconds)
+
     def answered(self) -> None:
         """Somebody may be waiting in a close."""
         with self.answers:

@@ -74,11 +74,10 @@ class Shared:
 
     def retire(self, name: str, seconds: float) -> None:
         """Close this transport's own reader of ``name``, if any, and wait until nothing more is sent for it."""
-        for reader in self.readers:
-            if reader.name == name:
-                reader.close()
-                with self.answers:
-                    self.answers.wait_for(lambda gone=reader: gone not in self.readers or self.failure is not None, seconds)  # type: ignore[misc]
+        for reader in [reader for reader in self.readers if reader.name == name]:
+            reader.close()
+            with self.answers:
+                self.answers.wait_for(lambda: name not in [r.name for r in self.readers] or self.failure is not None, seconds)
 
     def stop(self) -> None:
         """End both threads after what is pending has been sent."""

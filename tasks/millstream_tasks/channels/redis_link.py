@@ -1,7 +1,7 @@
 """One Redis connection that is never re-made: commands out in one write, answers back in order.
 
-Called by the Redis carrier only; the one module of this package that imports ``redis``. What must never happen here: a silent reconnect or retry (a re-sent burst would hide a lost one), or a password
-in an error text.
+Called by the Redis carrier only; the one module of this package that imports ``redis``. What must never happen here: a
+silent reconnect or retry (a re-sent burst would hide a lost one), or a password in an error text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long a reader puts up with a system it cannot reach.
 
-Called by the sources that have a connection (SQL, Redis, RabbitMQ): they return empty reads while an outage lasts, so that barriers still pass, and raise
-when it lasted too long. What must never happen here: a wait inside a poll.
+Called by the sources that have a connection (SQL, Redis, RabbitMQ): they return empty reads while an outage lasts, so that barriers
+still pass, and raise when it lasted too long. What must never happen here: a wait inside a poll.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An append-only SQL table as a source, read in the order of a unique key.
 
-Built by user code; read by the subtask runner. Keys do not become visible in order: a transaction may commit a lower key after a higher one was read.
-So this source is replayable only when the user declares that commits come in key order, or gives a settle time. What must never happen here: moving
-past a row that is not settled, whatever lies behind it.
+Built by user code; read by the subtask runner. Keys do not become visible in order: a transaction may commit a lower key after a higher
+one was read. So this source is replayable only when the user declares that commits come in key order, or gives a settle time. What must
+never happen here: moving past a row that is not settled, whatever lies behind it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Key values in cursors, with their exact type.
 
-Called by the SQL key source. What must never happen here: a key that comes back as another type or value than the database gave (an int as a float,
-a timestamp without its offset or microseconds).
+Called by the SQL key source. What must never happen here: a key that comes back as another type or value than the database gave (an int
+as a float, a timestamp without its offset or microseconds).
 """
 
 from __future__ import annotations

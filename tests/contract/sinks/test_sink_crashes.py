@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.contract.sinks.worlds import FileWorld
+from tests.contract.sinks.conftest import SQL
+from tests.contract.sinks.worlds import FileWorld, records
 
 from millstream_schema.connectors import CommitResult
-from millstream_schema.errors import Fenced
+from millstream_schema.errors import CommitUnknown, Fenced, SinkError
 from millstream_schema.target import connection as door
 from millstream_schema.target.connection import TargetConnection
 from millstream_schema.target.failures import TargetUnavailable
@@ -233,3 +234,49 @@ def test_a_file_sink_that_dies_while_writing_leaves_only_hidden_files_that_the_n
     assert world.visible() == []
     assert world.staged() == 0
     world.close()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_lost_answer_to_commit_is_unknown_and_the_repeat_decides(sql_world: Any, sealed: Any, committed: bool) -> None:
+    """T-39: whether the COMMIT got through or not, it is CommitUnknown; the sink runs the transaction again and the marker tells."""
+    lose = False
+
+    class Lossy(TargetConnection):
+        def send(self, statement: str, parameters: Any = ()) -> Any:
+            nonlocal lose
+            if not (lose and statement == "COMMIT"):
+                return super().send(statement, parameters)
+            lose = False
+            if committed:
+                super().send(statement, parameters)
+            self.close()
+            raise TargetUnavailable("the answer never came")
+
+    def connect(url: str, *, durable: bool, lock_timeout: float) -> TargetConnection:
+        return door.connect(url, durable=durable, lock_timeout=lock_timeout, connection=Lossy)
+
+    writer = sql_world.open(SqlAppendSink(sql_world.url, sql_world.table, ["id", "name"], connect=connect))
+    committables = sealed(writer, 1, 1, 2)
+    lose = True
+    assert writer.commit(committables).result is (CommitResult.ALREADY_COMMITTED if committed else CommitResult.COMMITTED)
+    assert not lose
+    assert sql_world.visible() == [1, 2]
+    bare = connect(sql_world.url, durable=True, lock_timeout=3)
+    lose = True
+    with pytest.raises(CommitUnknown), bare.transaction() as transaction:
+        transaction.execute(f"INSERT INTO {sql_world.table} VALUES (3, 'c')")
+    assert sql_world.visible() == ([1, 2, 3] if committed else [1, 2])
+    bare.close()
+
+
+@pytest.mark.parametrize("world", ["files", *SQL], indirect=True)
+def test_a_second_writer_of_the_same_generation_is_found_out(world: Any, sealed: Any) -> None:
+    """Two copies of one subtask never mix their rows into one committable: the one that comes second is refused."""
+    first, second = world.open(), world.open()
+    first.write(records(1), None)
+    first.flush()
+    with pytest.raises(SinkError, match="second writer"):
+        second.write(records(2), None)
+        second.flush()
+    assert first.commit(first.prepare_commit(1)).result is CommitResult.COMMITTED
+    assert world.visible() == [1]

@@ -322,7 +322,7 @@ def test_a_target_that_cannot_be_reached_is_unavailable_without_its_password(url
         error = error.__cause__
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=str)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
 def test_names_that_are_not_plain_identifiers_never_reach_a_statement(dialect: Any) -> None:
     """No quoting trick gets through, in any database."""
     for name in ("", "a b", 'a"b', "a`b", "a;b", "a--", "1a", "a.b", "ä", "a" * 64, "a\n", "a%s", "a?"):

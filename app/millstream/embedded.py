@@ -1,0 +1,156 @@
+"""Embedded mode: coordinator, node and subtasks as threads of this process, SQLite, no broker. The same code as in production.
+
+::
+
+    with EmbeddedCluster(pipelines) as cluster:
+        cluster.run("wordcount")
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from millstream_coordinator.coordinator import Coordinator
+from millstream_coordinator.loop import CoordinatorLoop
+from millstream_coordinator.operations import Operations, Submission
+from millstream_schema.connectors import Json, SnapshotStorage
+from millstream_schema.errors import MillstreamError
+from millstream_schema.hints import JobHint, NodeHint
+from millstream_schema.ports import SystemChance, SystemClock, SystemIds
+from millstream_schema.settings import StreamSettings
+from millstream_schema.states import JobState
+from millstream_schema.store.database import Database
+from millstream_schema.store.migrate import create_schema
+from millstream_schema.store.rows import JobRow
+from millstream_tasks.node import NoEvents, Node, NodeSettings
+from millstream_tasks.opening import open_storage
+from millstream_tasks.shell.node_loop import NodeLoop
+from millstream_tasks.shell.threads import ThreadLauncher
+
+from .pipelines import Pipelines
+
+
+class JobFailed(MillstreamError):
+    """A job that was waited for ended as FAILED; the message holds the causes."""
+
+
+class _LocalHints:
+    """Hints within the process: a call."""
+
+    def __init__(self) -> None:
+        self.node: NodeLoop | None = None
+        self.coordinator: CoordinatorLoop | None = None
+        self.changed = threading.Event()
+
+    def to_node(self, hint: NodeHint) -> None:
+        if self.node is not None:
+            self.node.hint(hint)
+        self.changed.set()
+
+    def to_coordinator(self, hint: JobHint) -> None:
+        if self.coordinator is not None:
+            self.coordinator.hint(hint)
+        self.changed.set()
+
+
+class EmbeddedCluster:
+    """A cluster of one process.
+
+    ``directory`` holds the database and the checkpoints and may be used again to go on; without it a temporary one is made and removed. ``encode``: edges go through the codec
+    as between processes. ``slots``: subtasks at once.
+    """
+
+    def __init__(self, pipelines: Pipelines, *, directory: str | Path | None = None, database: str | None = None, slots: int = 64, encode: bool = False) -> None:
+        self._pipelines = pipelines
+        self._temporary = tempfile.TemporaryDirectory(prefix="millstream-") if directory is None else None
+        self._directory = Path(self._temporary.name if self._temporary else directory or "").absolute()
+        self._url = database
+        self._slots = slots
+        self._encode = encode
+        self._threads: list[threading.Thread] = []
+        self._ids = SystemIds()
+
+    def __enter__(self) -> EmbeddedCluster:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        clock = SystemClock()
+        self.database = Database(self._url or f"sqlite:///{self._directory / 'millstream.db'}", clock)
+        create_schema(self.database)
+        self.operations = Operations(self.database)
+        self._hints = _LocalHints()
+        self._coordinator = Coordinator(self.database, self._hints, clock, SystemChance(), self._storage, self._ids.new("coordinator"), 10_000)
+        self._coordinator_loop = CoordinatorLoop(self._coordinator)
+        self._node_loop = NodeLoop()
+        self._launcher = ThreadLauncher(self._pipelines.registry, clock, self._storage, self._node_loop.wake, encode=self._encode)
+        settings = NodeSettings(name="embedded", slots=self._slots)
+        node = Node(self.database, self._hints, clock, self._ids, self._launcher, settings, {"mode": "embedded"}, NoEvents())
+        self._node_loop.node = node
+        self._hints.node, self._hints.coordinator = self._node_loop, self._coordinator_loop
+        self._spawn("node", lambda: self._node_loop.run(node))
+        self._spawn("coordinator", self._coordinator_loop.run)
+        return self
+
+    def _spawn(self, name: str, target: Any) -> None:
+        thread = threading.Thread(target=target, name=f"millstream-{name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _storage(self, url: str) -> SnapshotStorage:
+        return open_storage(url or (self._directory / "checkpoints").as_uri())
+
+    def submit(
+        self,
+        pipeline: str,
+        *,
+        name: str | None = None,
+        config: dict[str, Json] | None = None,
+        parallelism: int | None = None,
+        settings: StreamSettings | None = None,
+        savepoint: str = "",
+    ) -> str:
+        """Submit a job; its id. Raises JobInvalid, JobConflict, UnknownFactory."""
+        submission = Submission(
+            job=self._ids.new("job"), name=name or pipeline, factory=pipeline, config=config or {}, parallelism=parallelism,
+            settings=settings or StreamSettings(), savepoint=savepoint,
+        )  # fmt: skip
+        row = self.operations.submit(submission, self._pipelines.build(pipeline, config))
+        self._hints.to_coordinator(JobHint(row.id))
+        return row.id
+
+    def hint(self, job: str) -> None:
+        """Have the coordinator look at a job now."""
+        self._hints.to_coordinator(JobHint(job))
+
+    def wait(self, job: str, timeout: float | None = None) -> JobRow:
+        """Until the job has ended. Raises JobFailed with the causes; TimeoutError."""
+        clock = SystemClock()
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        while True:
+            self._hints.changed.clear()
+            row = self.operations.find(job)
+            if row.state is JobState.FAILED:
+                raise JobFailed(f"job {row.name!r} failed: {row.reason}")
+            if row.state.ended:
+                return row
+            if deadline is not None and clock.monotonic() > deadline:
+                raise TimeoutError(f"job {row.name!r} is {row.state} after {timeout} s: {row.reason}")
+            self._hints.changed.wait(0.25)
+
+    def run(self, pipeline: str, *, timeout: float | None = None, **submission: Any) -> JobRow:
+        """Submit and wait."""
+        return self.wait(self.submit(pipeline, **submission), timeout)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._node_loop.stop()
+        self._coordinator_loop.stop()
+        for thread in self._threads:
+            thread.join(10)
+        self._launcher.close()
+        self.database.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+

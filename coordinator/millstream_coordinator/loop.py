@@ -1,0 +1,54 @@
+"""The loop that drives a :class:`Coordinator` on one thread: its timer, and hints handed in from others."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import structlog
+
+from millstream_schema.hints import JobHint
+
+from .coordinator import Coordinator
+
+log = structlog.get_logger(__name__)
+LONGEST = 1.0
+
+
+class CoordinatorLoop:
+    """Sweeps when due; looks at a job when a hint names it. A failing turn is logged and the loop goes on."""
+
+    def __init__(self, coordinator: Coordinator, poll: float = LONGEST) -> None:
+        self._coordinator = coordinator
+        self._poll = poll
+        self._event = threading.Event()
+        self._hints: deque[str] = deque()
+        self._stop = False
+
+    def hint(self, hint: JobHint) -> None:
+        """Thread-safe."""
+        if hint.job and hint.job not in self._hints:
+            self._hints.append(hint.job)
+        self._event.set()
+
+    def stop(self) -> None:
+        """Thread-safe; the loop gives the lease back and returns."""
+        self._stop = True
+        self._event.set()
+
+    def run(self) -> None:
+        while not self._stop:
+            self._event.clear()
+            try:
+                while self._hints:
+                    self._coordinator.look(self._hints.popleft())
+                wait = self._coordinator.sweep()
+            except Exception:
+                log.exception("coordinator turn failed; it goes on")
+                wait = LONGEST
+            if not self._hints:
+                self._event.wait(min(max(wait, 0.001), self._poll))
+        try:
+            self._coordinator.release()
+        except Exception:
+            log.exception("lease not given back; it will expire")

@@ -1,0 +1,41 @@
+"""Opens transports and checkpoint storages by URL; each drags in only what it needs."""
+
+from __future__ import annotations
+
+from millstream_schema.channels import Transport
+from millstream_schema.connectors import SnapshotStorage
+from millstream_schema.errors import ConfigurationError
+
+from .channels.unix import UnixTransport
+from .snapshots.files import FileSnapshots
+
+
+def open_transport(url: str, prefix: str) -> Transport:
+    """``unix:///directory``, ``redis://…``, ``amqp://…``. Raises ConfigurationError naming what is missing."""
+    scheme = url.partition(":")[0]
+    if scheme == "unix":
+        return UnixTransport(url.removeprefix("unix://"))
+    try:
+        if scheme in ("redis", "rediss"):
+            from .channels.redis import RedisTransport
+
+            return RedisTransport(url, prefix=prefix)
+        if scheme in ("amqp", "amqps", "pyamqp"):
+            from .channels.rabbitmq import RabbitTransport
+
+            return RabbitTransport(url, prefix=prefix)
+    except ImportError as exc:
+        raise ConfigurationError(f"transport {scheme!r} needs a driver ({exc.name}): install millstream[redis] or millstream[rabbitmq]") from exc
+    raise ConfigurationError(f"transport {scheme!r} is not known: use unix:///directory, redis://host or amqp://host")
+
+
+def open_storage(url: str) -> SnapshotStorage:
+    """``file:///directory`` or a database URL. Raises ConfigurationError."""
+    scheme = url.partition(":")[0]
+    if scheme == "file" or url.startswith("/"):
+        return FileSnapshots(url)
+    if scheme.split("+")[0] in ("sqlite", "postgresql", "mysql", "mariadb"):
+        from .snapshots.sql import SqlSnapshots
+
+        return SqlSnapshots(url)
+    raise ConfigurationError(f"checkpoint storage {scheme!r} is not known: use file:///shared/directory or a database URL")

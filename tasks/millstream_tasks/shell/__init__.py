@@ -1,0 +1,1 @@
+"""What surrounds the step machines in a real process: threads, pipes, sockets."""

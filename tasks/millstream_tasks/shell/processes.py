@@ -1,0 +1,120 @@
+"""Subtasks as processes under a node, with spares kept warm so that a recovery does not wait for imports."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from millstream_schema.control import Deployment, NodeMessage, SubtaskMessage, decode_to_node, encode
+
+from .wire import Boot, pack, receive
+
+Deliver = Callable[[SubtaskMessage | None], None]
+
+
+class _Process:
+    """One started process and its pipe; idle until it is given a deployment."""
+
+    def __init__(self, boot: Boot) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        try:
+            command = [sys.executable, "-m", "millstream_tasks.subtask_main", "--fd", str(theirs.fileno())]
+            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.sock = ours
+        self.send(msgspec.msgpack.encode(boot))
+
+    def send(self, data: bytes) -> bool:
+        try:
+            self.sock.sendall(pack(data))
+        except OSError:
+            return False
+        return True
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self.sock.close()
+
+
+class ProcessChild:
+    """A running subtask process."""
+
+    def __init__(self, process: _Process, deployment: Deployment, deliver: Deliver, wake: Callable[[], None]) -> None:
+        self._process = process
+        self._deliver = deliver
+        self._wake = wake
+        self.pid = process.popen.pid
+        process.send(encode(deployment))
+        process.sock.settimeout(None)
+        self._reader = threading.Thread(target=self._read, name=f"child-{self.pid}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = receive(self._process.sock)
+            except OSError:
+                data = None
+            self._deliver(None if data is None else decode_to_node(data))
+            self._wake()
+            if data is None:
+                return
+
+    def send(self, message: NodeMessage) -> None:
+        self._process.send(encode(message))
+
+    def kill(self) -> None:
+        """SIGKILL ends a stopped process, too. Reaped on a thread of its own."""
+        self._process.popen.kill()
+        threading.Thread(target=self._reap, daemon=True).start()
+
+    def _reap(self) -> None:
+        self._process.popen.wait()
+        self._reader.join(5)
+        self._process.sock.close()
+
+
+class ProcessLauncher:
+    """Starts subtask processes; ``spares`` are kept ready."""
+
+    def __init__(self, boot: Boot, wake: Callable[[], None], spares: int = 1) -> None:
+        self._boot = boot
+        self._wake = wake
+        self._wanted = spares
+        self._spares: list[_Process] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._refill()
+
+    def launch(self, deployment: Deployment, deliver: Deliver) -> ProcessChild:
+        with self._lock:
+            process = self._spares.pop() if self._spares else None
+        if process is None or process.popen.poll() is not None:
+            process = _Process(self._boot)
+        child = ProcessChild(process, deployment, deliver, self._wake)
+        threading.Thread(target=self._refill, daemon=True).start()
+        return child
+
+    def _refill(self) -> None:
+        with self._lock:
+            while not self._closed and len(self._spares) < self._wanted:
+                self._spares.append(_Process(self._boot))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for process in self._spares:
+                process.end()
+            self._spares.clear()

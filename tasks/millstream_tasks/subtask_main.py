@@ -1,0 +1,146 @@
+"""A subtask process. Started by its node, ahead of need where it can be; imports neither Celery nor SQLAlchemy.
+
+The main thread drives the runner; a control thread reads the pipe. At end of file (the node died) or past the lease's deadline the process exits at once, whatever
+the main thread is doing. What must never happen here: a subtask that outlives its node's lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from millstream_schema.control import Deployment, Failed, Lease, SubtaskMessage, decode_to_subtask, encode
+from millstream_schema.errors import ConfigurationError
+from millstream_schema.pipeline import FactoryRegistry
+from millstream_schema.ports import SystemClock
+
+from .opening import open_storage, open_transport
+from .runner.environment import Environment
+from .runner.subtask import SubtaskRunner
+from .shell.background import ThreadBackground, yield_thread
+from .shell.driving import drive, make_runner
+from .shell.wire import Boot, pack, receive
+
+EXIT_LOST_NODE = 3
+EXIT_LEASE = 4
+
+
+class Link:
+    """The subtask's end of the pipe."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def report(self, message: SubtaskMessage) -> None:
+        """Send to the node; a node that is gone ends this process."""
+        try:
+            with self._lock:
+                self._sock.sendall(pack(encode(message)))
+        except OSError:
+            os._exit(EXIT_LOST_NODE)
+
+    def receive(self) -> bytes | None:
+        return receive(self._sock)
+
+    def timeout(self, seconds: float | None) -> None:
+        """Bounds receiving only: a report waits for the node however long that takes."""
+        self._sock.settimeout(None)
+        if seconds is not None:
+            whole = int(seconds)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(whole, int((seconds - whole) * 1e6)))
+
+
+def _timeval(seconds: int, micros: int) -> bytes:
+    return seconds.to_bytes(8, sys.byteorder) + micros.to_bytes(8, sys.byteorder)
+
+
+def load_registry(target: str) -> FactoryRegistry:
+    """The registry of ``module:attribute``, as the node's own command line named it."""
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute or "pipelines")
+    except (ImportError, AttributeError) as exc:
+        raise ConfigurationError(f"pipelines {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+    registry = getattr(found, "registry", found)
+    if not isinstance(registry, FactoryRegistry):
+        raise ConfigurationError(f"{target!r} is not a Pipelines object")
+    return registry
+
+
+def _obey(link: Link, runner: SubtaskRunner, clock: SystemClock) -> None:
+    """The control thread: hand messages in, answer pings, end the process when the node or its lease is gone."""
+    while True:
+        left = runner.deadline - clock.monotonic()
+        if left <= 0:
+            os._exit(EXIT_LEASE)
+        link.timeout(min(max(left, 0.01), 5.0))
+        try:
+            data = link.receive()
+        except (TimeoutError, BlockingIOError):
+            continue
+        if data is None:
+            os._exit(EXIT_LOST_NODE)
+        message = decode_to_subtask(data)
+        if isinstance(message, Deployment):
+            continue
+        runner.control(message)
+        if isinstance(message, Lease):
+            link.report(runner.stats())
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="A Millstream subtask process; started by a node, not by hand.")
+    parser.add_argument("--fd", type=int, required=True)
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(0.001)  # the background thread shall not keep records waiting
+    link = Link(socket.socket(fileno=args.fd))
+    clock = SystemClock()
+    data = link.receive()
+    if data is None:
+        return EXIT_LOST_NODE
+    boot = msgspec.msgpack.decode(data, type=Boot)
+    problem = ""
+    registry = FactoryRegistry()
+    try:
+        registry = load_registry(boot.pipelines)
+    except Exception as exc:
+        problem = f"{type(exc).__name__}: {exc}"
+    data = link.receive()  # a spare waits here
+    if data is None:
+        return EXIT_LOST_NODE
+    deployment = decode_to_subtask(data)
+    assert isinstance(deployment, Deployment)
+    if problem:
+        link.report(Failed("factory", problem))
+        return 1
+    return _run(link, registry, deployment, boot, clock)
+
+
+def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Boot, clock: SystemClock) -> int:
+    try:
+        transport = open_transport(boot.transport, boot.prefix)
+        storage = open_storage(deployment.settings.checkpoints or boot.checkpoints)
+    except Exception as exc:
+        link.report(Failed("start", f"{type(exc).__name__}: {exc}"))
+        return 1
+    background = ThreadBackground("subtask")
+    environment = Environment(transport, storage, clock, background, link.report, yield_thread)
+    runner = make_runner(registry, deployment, environment)
+    if runner is None:
+        return 1
+    threading.Thread(target=_obey, args=(link, runner, clock), name="control", daemon=True).start()
+    drive(runner, transport, lambda: False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
