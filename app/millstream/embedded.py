@@ -18,7 +18,7 @@ from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.operations import Operations, Submission
 from millstream_schema.connectors import Json, SnapshotStorage
-from millstream_schema.errors import MillstreamError
+from millstream_schema.errors import JobFailed
 from millstream_schema.hints import JobHint, NodeHint
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.settings import StreamSettings
@@ -32,10 +32,6 @@ from millstream_tasks.shell.node_loop import NodeLoop
 from millstream_tasks.shell.threads import ThreadLauncher
 
 from .pipelines import Pipelines
-
-
-class JobFailed(MillstreamError):
-    """A job that was waited for ended as FAILED; the message holds the causes."""
 
 
 class _LocalHints:

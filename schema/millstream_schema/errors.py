@@ -11,6 +11,7 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── UnknownFactory            no factory of that name is registered here
     ├── JobNotFound
     ├── JobConflict               the operation does not fit the job's present state
+    ├── JobFailed                 a job that was waited for ended as FAILED
     ├── FingerprintMismatch       a node rebuilt another plan than was submitted
     ├── CodecError
     │   ├── UnknownFormat         kind, version or value type this build does not know
@@ -67,6 +68,10 @@ class JobNotFound(MillstreamError):
 
 class JobConflict(MillstreamError):
     """The operation does not fit the job's present state."""
+
+
+class JobFailed(MillstreamError):
+    """A job that was waited for ended as FAILED; the message holds the causes."""
 
 
 class FingerprintMismatch(MillstreamError):

@@ -96,8 +96,8 @@ class RedisStreamSource:
             found.append(f"streams={self._streams!r} must be distinct, non-empty keys")
         try:
             if self._decode is not None:
-                b"".decode(self._decode)
-        except LookupError:
+                "a".encode(self._decode)  # not b"": an empty text is never looked at
+        except (LookupError, TypeError):
             found.append(f"decode={self._decode!r} is no encoding; write one such as 'utf-8', or None for bytes")
         for name, seconds in (("poll_interval", self._poll_interval), ("give_up", self._give_up)):
             if seconds < 0:

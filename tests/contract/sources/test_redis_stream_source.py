@@ -146,12 +146,12 @@ def test_a_stream_that_was_deleted_or_made_anew_is_an_error(streams: Streams) ->
     assert numbers(reader) == [5, 6]
     cursor = kept(reader)
     streams.client.delete(streams.key)
-    for match in ("is gone", "was made anew"):
+    for match, entries in (("is gone", []), ("was made anew", [1])):
+        streams.add(*entries)
         again = streams.open(cursor)
         with pytest.raises(SourceError, match=match):
             again.poll(10)
         again.close()
-        streams.add(1)
 
 
 @pytest.mark.redis
@@ -253,4 +253,4 @@ def test_wrong_options_are_listed_and_the_password_is_nowhere() -> None:
     assert "s3cret" not in json.dumps(source.config())
     for cursor in (5, {"id": "x", "entries_read": 1}, {"id": "1-1", "entries_read": "1"}):
         with pytest.raises(SourceError, match="not a cursor"):
-            source.open(Split("orders"), cursor, CONTEXT)  # type: ignore[arg-type]
+            source.open(Split("orders"), cursor, CONTEXT)

@@ -1,0 +1,323 @@
+"""``Jobs``: what users do with stream jobs from Python; the same operations as ``millstream jobs``.
+
+Called by user code and by the CLI. Each operation is one guarded transaction, then a hint to the coordinator, which may be lost. What must never happen here: half an
+operation, or a hint sent before the commit it speaks of.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from millstream_coordinator.operations import Operations, Submission
+from millstream_coordinator.status import describe_epoch, epoch_line
+from millstream_schema.connectors import Json
+from millstream_schema.errors import (
+    ConfigurationError,
+    JobFailed,
+    JobInvalid,
+    JobNotFound,
+    MillstreamError,
+    SchemaMismatch,
+    StoreUnavailable,
+)
+from millstream_schema.hints import Hints, JobHint, NoHints
+from millstream_schema.model import NAME, Override
+from millstream_schema.pipeline import FactoryRegistry, Pipeline
+from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
+from millstream_schema.settings import StreamSettings
+from millstream_schema.states import Desired, JobState
+from millstream_schema.store import epochs, jobs
+from millstream_schema.store.database import Database, Transaction
+from millstream_schema.store.migrate import check_schema
+from millstream_schema.store.rows import JobRow
+
+from .installation import Installation
+from .pipelines import Pipelines
+
+T = TypeVar("T")
+_SAVEPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}\Z")
+_POLL_SECONDS = 0.1
+
+
+class Jobs:
+    """The jobs of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
+
+    ``pipelines``: the object jobs are built from, needed by :meth:`submit` and :meth:`resume` only. ``hints``: tells the coordinator at once; without it the coordinator finds
+    the row within ``poll_ms``. Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        pipelines: Pipelines | FactoryRegistry | None = None,
+        namespace: str = "default",
+        *,
+        hints: Hints | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        if not NAME.match(namespace):
+            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}: use letters, digits, - and _")
+        self.namespace = namespace
+        self._registry = pipelines.registry if isinstance(pipelines, Pipelines) else pipelines
+        self._hints = hints or NoHints()
+        self._clock = clock or SystemClock()
+        self._ids = ids or SystemIds()
+        self._database = Database(installation.database, self._clock, prefix=installation.table_prefix)
+        self._operations = Operations(self._database)
+        self._waiting = threading.Event()
+        with reachable(self._database):
+            require_file(self._database)
+            check_schema(self._database)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- starting
+
+    def submit(
+        self,
+        pipeline: str,
+        *,
+        name: str | None = None,
+        config: dict[str, Json] | None = None,
+        parallelism: int | None = None,
+        settings: StreamSettings | None = None,
+        overrides: dict[str, Override] | None = None,
+        savepoint: str = "",
+        lenient: bool = False,
+        repeat_effects: bool = False,
+        renames: dict[str, str] | None = None,
+    ) -> JobRow:
+        """Start a job of a registered pipeline; ``name`` is the pipeline's by default. ``savepoint``: restore that savepoint; ``lenient``: drop what does not match; ``renames``: old
+        operator id → new one; ``repeat_effects``: restore it although later effects are committed.
+
+        Raises UnknownFactory, JobInvalid, JobConflict (a live job has the name), JobNotFound (savepoint), RestoreRefused, ConfigurationError, StoreUnavailable.
+        """
+        submission = Submission(
+            job=self._ids.new("job"), name=pipeline if name is None else name, factory=pipeline, config=config or {}, namespace=self.namespace,
+            parallelism=parallelism, overrides=overrides or {}, settings=settings or StreamSettings(), savepoint=savepoint, lenient=lenient,
+            repeat_effects=repeat_effects, renames=renames or {},
+        )  # fmt: skip
+        return self._hinted(lambda: self._operations.submit(submission, self._build(pipeline, config or {})))
+
+    def resume(
+        self,
+        name: str,
+        *,
+        config: dict[str, Json] | None = None,
+        parallelism: int | None = None,
+        settings: StreamSettings | None = None,
+        overrides: dict[str, Override] | None = None,
+        lenient: bool = False,
+        renames: dict[str, str] | None = None,
+    ) -> JobRow:
+        """Go on with an ended job from its newest durable epoch. What is left out stays as it was submitted; pending commits come first.
+
+        Raises JobNotFound, JobConflict, RestoreRefused, JobInvalid, UnknownFactory.
+        """
+        row = self.find(name)
+        kept = config if config is not None else msgspec.json.decode(row.config, type=dict[str, Any])
+        changes = Submission(
+            job=row.id, name=row.name, factory=row.factory, config=kept, namespace=row.namespace, parallelism=row.parallelism if parallelism is None else parallelism,
+            overrides=overrides if overrides is not None else msgspec.json.decode(row.overrides, type=dict[str, Override]),
+            settings=settings or msgspec.json.decode(row.settings, type=StreamSettings), lenient=lenient, renames=renames or {},
+        )  # fmt: skip
+        return self._hinted(lambda: self._operations.resume(row.id, self._build(row.factory, kept), changes))
+
+    def _build(self, pipeline: str, config: dict[str, Json]) -> Pipeline:
+        if self._registry is None:
+            raise ConfigurationError(
+                "a pipeline has to be built here: give Jobs the Pipelines object (on the command line --pipelines module:attribute)"
+            )
+        try:
+            return self._registry.build(pipeline, config)
+        except MillstreamError:
+            raise
+        except Exception as exc:  # the user's own function
+            raise JobInvalid([f"pipeline {pipeline!r} cannot be built from config {sorted(config)}: {type(exc).__name__}: {exc}"]) from exc
+
+    # -- ending
+
+    def cancel(self, name: str) -> JobRow:
+        """Stop now: the commits of the newest durable epoch are carried out, what is above is rolled back. Raises JobNotFound, JobConflict."""
+        return self._stop(name, Desired.CANCEL)
+
+    def drain(self, name: str) -> JobRow:
+        """End the sources where they are, process what was taken, fire windows, commit, finish. Raises JobNotFound, JobConflict."""
+        return self._stop(name, Desired.DRAIN)
+
+    def suspend(self, name: str, savepoint: str | None = None) -> str:
+        """Stop with a savepoint, nothing fired; its id. Raises JobNotFound, JobConflict."""
+        chosen = self._savepoint_id(savepoint)
+        return self._stop(name, Desired.SUSPEND, chosen).wanted_savepoint
+
+    def _stop(self, name: str, desired: Desired, savepoint: str = "") -> JobRow:
+        row = self.find(name)
+        return self._hinted(lambda: self._operations.stop(row.id, desired, savepoint))
+
+    def commit(self, name: str) -> JobRow:
+        """Carry out the pending commits of an ended job, nothing else. Raises JobNotFound, JobConflict when it is live."""
+        row = self.find(name)
+        return self._hinted(lambda: self._operations.commit(row.id))
+
+    # -- savepoints
+
+    def savepoint(self, name: str, savepoint: str | None = None) -> str:
+        """Have a savepoint taken while the job goes on; its id. Raises JobNotFound, JobConflict while another is being taken."""
+        chosen = self._savepoint_id(savepoint)
+        row = self.find(name)
+        self._hinted(lambda: self._operations.savepoint(row.id, chosen))
+        return chosen
+
+    def savepoints(self, name: str) -> list[dict[str, Any]]:
+        """Savepoints of a job, oldest first: ``id``, ``epoch``, ``state`` (COPYING, COMPLETE), ``error``, ``created_us``."""
+        row = self.find(name)
+        return self._read(lambda tx: epochs.savepoints(tx, row.id))
+
+    def wait_savepoint(self, name: str, savepoint: str, timeout: float | None = None) -> dict[str, Any]:
+        """Until the savepoint is COMPLETE. Raises TimeoutError; JobFailed when the job ended without taking it."""
+        for last in self._polled(timeout):
+            found = [s for s in self.savepoints(name) if s["id"] == savepoint]
+            if found and found[0]["state"] == "COMPLETE":
+                return found[0]
+            row = self.find(name)
+            if not found and row.state.ended:
+                raise JobFailed(
+                    f"job {row.name!r} is {row.state} and savepoint {savepoint!r} was not taken: {row.reason or 'no reason was recorded'}"
+                )
+            if last:
+                said = found[0]["error"] if found else ""
+                raise TimeoutError(
+                    f"savepoint {savepoint!r} of job {row.name!r} is not complete after {timeout} s{': ' + said if said else ''}"
+                )
+        raise AssertionError("unreachable")
+
+    def _savepoint_id(self, given: str | None) -> str:
+        if given is None:
+            return self._ids.new("savepoint")
+        if not _SAVEPOINT.match(given) or ".." in given:
+            raise ConfigurationError(
+                f"savepoint id {given!r} must match {_SAVEPOINT.pattern}, without '..': it becomes part of storage keys"
+            )
+        return given
+
+    # -- looking
+
+    def list(self) -> list[JobRow]:
+        """All jobs of the namespace, oldest first."""
+        return self._read(lambda tx: jobs.list_jobs(tx, self.namespace))
+
+    def find(self, name: str) -> JobRow:
+        """The newest job of that name, or the one with that id. Raises JobNotFound."""
+        with reachable(self._database):
+            return self._operations.find(name, self.namespace)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What is known of a job, as JSON-able values. Raises JobNotFound."""
+        row = self.find(name)
+        with reachable(self._database):
+            return self._operations.status(row.id)
+
+    def epochs(self, name: str, epoch: int | None = None, limit: int = 20) -> list[dict[str, Any]] | dict[str, Any]:
+        """The newest epochs of a job; or one durable epoch with its offsets, segments and committables. Raises JobNotFound, SnapshotMissing."""
+        row = self.find(name)
+        if epoch is None:
+            return self._read(lambda tx: [epoch_line(e) for e in epochs.list_epochs(tx, row.id, limit)])
+        known = self._read(lambda tx: epochs.manifest_epochs(tx, row.id))
+        if epoch not in known:
+            kept = ", ".join(map(str, known)) or "none yet"
+            raise JobNotFound(f"job {row.name!r} keeps no durable epoch {epoch}; it keeps: {kept}")
+        return self._read(lambda tx: describe_epoch(tx, row, epoch))
+
+    def wait(self, name: str, states: Collection[JobState] = (), timeout: float | None = None) -> JobRow:
+        """Until the job is in one of ``states`` or has ended. ``timeout`` in seconds. Raises JobFailed with the causes (unless FAILED was waited for), TimeoutError."""
+        job = self.find(name).id
+        for last in self._polled(timeout):
+            row = self.find(job)
+            if row.state in states:
+                return row
+            if row.state is JobState.FAILED:
+                raise JobFailed(f"job {row.name!r} failed: {row.reason or 'no reason was recorded'}")
+            if row.state.ended:
+                return row
+            if last:
+                raise TimeoutError(
+                    f"job {row.name!r} is {row.state} after {timeout} s{': ' + row.reason if row.reason else ''}; it goes on"
+                )
+        raise AssertionError("unreachable")
+
+    def _polled(self, timeout: float | None) -> Iterator[bool]:
+        """False for each look but the last."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while True:
+            last = deadline is not None and self._clock.monotonic() >= deadline
+            yield last
+            self._waiting.wait(_POLL_SECONDS)
+
+    def _read(self, work: Callable[[Transaction], T]) -> T:
+        with reachable(self._database):
+            return self._database.read(work)
+
+    def _hinted(self, work: Callable[[], JobRow]) -> JobRow:
+        with reachable(self._database):
+            row = work()
+        self._hints.to_coordinator(JobHint(row.id))
+        return row
+
+
+@contextmanager
+def reachable(database: Database) -> Iterator[None]:
+    """Say what to do when the database cannot be reached, also where a driver's error comes through."""
+    shown = database.url.render_as_string(hide_password=True)
+    advice = f"nothing was done. Check that the database {shown} runs, is reached from here and lets this user in; then try again"
+    try:
+        yield
+    except StoreUnavailable as exc:
+        raise StoreUnavailable(f"{exc}; {advice}") from exc
+    except sa.exc.DBAPIError as exc:
+        first = (str(exc.orig).splitlines() or [""])[0]
+        raise StoreUnavailable(f"{type(exc.orig).__name__}: {first}; {advice}") from exc
+
+
+def require_file(database: Database) -> None:
+    """Looking at an SQLite database must not create it. Raises SchemaMismatch."""
+    name = database.url.database
+    if database.dialect == "sqlite" and name and name != ":memory:" and not Path(name).exists():
+        raise SchemaMismatch(f"there is no database file {name}: run `millstream up` first, or correct the URL")
+
+
+def setting_values(values: Mapping[str, str]) -> StreamSettings:
+    """StreamSettings from texts: ``{"epoch_interval_ms": "500", "restart.failures": "5"}``. Raises ConfigurationError naming what is wrong and what exists."""
+    tree: dict[str, Any] = {}
+    known = {f for f in StreamSettings.__struct_fields__ if f != "restart"} | {
+        f"restart.{f}" for f in type(StreamSettings().restart).__struct_fields__
+    }
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigurationError(f"there is no setting {key!r}; known: {', '.join(sorted(known))}")
+        head, _, rest = key.partition(".")
+        if rest:
+            tree.setdefault(head, {})[rest] = value
+        else:
+            tree[head] = value
+    try:
+        return msgspec.convert(tree, StreamSettings, strict=False)
+    except msgspec.ValidationError as exc:
+        raise ConfigurationError(f"a setting has a wrong value: {exc}") from None

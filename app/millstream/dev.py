@@ -1,0 +1,139 @@
+"""``millstream dev``: node processes of one machine over AF_UNIX channels and SQLite, control by rows alone. No broker.
+
+The supervisor starts the nodes, starts again those that die, and ends with them: they hang on its pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+
+from millstream_coordinator.operations import Operations, Submission
+from millstream_schema.connectors import Json
+from millstream_schema.ports import SystemClock, SystemIds
+from millstream_schema.settings import StreamSettings
+from millstream_schema.states import JobState
+from millstream_schema.store.database import Database
+from millstream_schema.store.migrate import create_schema
+from millstream_schema.store.rows import JobRow
+from millstream_tasks.subtask_main import load_registry
+
+from .installation import Installation
+
+log = structlog.get_logger(__name__)
+
+
+class DevCluster:
+    """Nodes of one machine, started and watched.
+
+    ``pipelines``: ``module:attribute``. ``directory`` holds database, sockets and checkpoints, and may be used again; a temporary one by default. ``transport``: AF_UNIX sockets by
+    default, or a broker's URL. ``restart``: nodes that die are started again after a second.
+    """
+
+    def __init__(
+        self,
+        pipelines: str,
+        *,
+        directory: str | Path | None = None,
+        nodes: int = 2,
+        slots: int = 8,
+        transport: str | None = None,
+        database: str | None = None,
+        lease_ms: int = 3_000,
+        restart: bool = True,
+        spares: int = 1,
+    ) -> None:
+        self._pipelines = pipelines
+        self._temporary = None if directory is not None else tempfile.mkdtemp(prefix="millstream-")
+        self.directory = Path(directory or self._temporary or "").absolute()
+        changes: dict[str, object] = {"lease_ms": lease_ms}
+        changes |= {k: v for k, v in (("transport", transport), ("database", database)) if v is not None}
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.installation = Installation.local(self.directory, **changes)
+        self._count = nodes
+        self._slots = slots
+        self._restart = restart
+        self._spares = spares
+        self._ids = SystemIds()
+        self._clock = SystemClock()
+        self._closing = threading.Event()
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> DevCluster:
+        self.database = Database(self.installation.database, self._clock, prefix=self.installation.table_prefix)
+        create_schema(self.database)
+        self.operations = Operations(self.database)
+        self.registry = load_registry(self._pipelines)
+        for i in range(self._count):
+            self.start_node(f"node{i}")
+        threading.Thread(target=self._supervise, name="millstream-dev", daemon=True).start()
+        return self
+
+    def start_node(self, name: str) -> None:
+        """Start a node process; its standard input is the pipe it hangs on."""
+        command = [
+            sys.executable, "-m", "millstream.node_process", "--pipelines", self._pipelines, "--name", name, "--slots", str(self._slots),
+            "--spares", str(self._spares),
+        ]  # fmt: skip
+        environment = {**os.environ, **self.installation.environment()}
+        log_file = (self.directory / f"{name}.log").open("ab")
+        self.nodes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
+        log_file.close()
+
+    def _supervise(self) -> None:
+        while not self._closing.wait(1.0):
+            for name, process in list(self.nodes.items()):
+                if process.poll() is not None and self._restart and not self._closing.is_set():
+                    log.warning("node died; starting it again", name=name, code=process.returncode)
+                    self.start_node(name)
+
+    def submit(
+        self,
+        pipeline: str,
+        *,
+        name: str | None = None,
+        config: dict[str, Json] | None = None,
+        parallelism: int | None = None,
+        settings: StreamSettings | None = None,
+        savepoint: str = "",
+    ) -> str:
+        """Submit a job; its id."""
+        submission = Submission(
+            job=self._ids.new("job"), name=name or pipeline, factory=pipeline, config=config or {}, parallelism=parallelism,
+            settings=settings or StreamSettings(), savepoint=savepoint,
+        )  # fmt: skip
+        return self.operations.submit(submission, self.registry.build(pipeline, config or {})).id
+
+    def wait(self, job: str, timeout: float, *states: JobState) -> JobRow:
+        """Until the job has ended, or is in one of ``states``. Raises TimeoutError."""
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            row = self.operations.find(job)
+            if row.state in states or row.state.ended:
+                return row
+            if self._clock.monotonic() > deadline:
+                raise TimeoutError(f"job {row.name!r} is {row.state} after {timeout} s: {row.reason}")
+            self._closing.wait(0.05)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closing.set()
+        for process in self.nodes.values():
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self.nodes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.database.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)

@@ -1,0 +1,201 @@
+"""A node as a process of its own: ``millstream node``, started by ``millstream dev``, by a Celery worker's step, or by hand.
+
+It hosts subtask processes, and (unless told not to) a coordinator beside them, which works only while it holds the lease. It ends when its standard input ends, so that it
+never outlives who started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from millstream_coordinator.coordinator import Coordinator
+from millstream_coordinator.loop import CoordinatorLoop
+from millstream_schema.errors import ConfigurationError
+from millstream_schema.hints import Hints, JobHint, NodeHint, NoHints
+from millstream_schema.ports import SystemChance, SystemClock, SystemIds
+from millstream_schema.store.database import Database
+from millstream_schema.store.migrate import check_schema
+from millstream_tasks.node import NoEvents, Node, NodeEvents, NodeSettings
+from millstream_tasks.opening import open_storage
+from millstream_tasks.shell.node_loop import NodeLoop
+from millstream_tasks.shell.processes import ProcessLauncher
+from millstream_tasks.shell.wire import Boot
+
+from .installation import Installation
+
+log = structlog.get_logger(__name__)
+
+
+class Messages(Protocol):
+    """A carrier of hints for one process: sends, and delivers what arrives from a thread of its own."""
+
+    @property
+    def hints(self) -> Hints: ...
+
+    @property
+    def events(self) -> NodeEvents: ...
+
+    def start(
+        self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
+    ) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoMessages:
+    """Control by rows alone: one machine, or no broker."""
+
+    hints: Hints = NoHints()
+    events: NodeEvents = NoEvents()
+
+    def start(
+        self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
+    ) -> None:
+        """Nothing arrives: rows are polled."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class NodeProcess:
+    """Wires a node (and a coordinator) to an installation and runs until stopped."""
+
+    def __init__(
+        self, installation: Installation, pipelines: str, *, name: str, slots: int, spares: int = 1, coordinate: bool = True, messages: Messages | None = None
+    ) -> None:
+        self._installation = installation
+        self._messages = messages or NoMessages()
+        self._name = name
+        self._stopping = False
+        clock, ids = SystemClock(), SystemIds()
+        i = installation
+        self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=max(100, i.lease_ms // 4))
+        check_schema(self._database)
+        self._database.check_durability()
+        self._loop = NodeLoop()
+        boot = Boot(pipelines, i.transport, i.checkpoints, i.prefix)
+        self._launcher = ProcessLauncher(boot, self._loop.wake, spares)
+        settings = NodeSettings(
+            name=name, slots=slots, lease_ms=i.lease_ms, renew_ms=max(50, i.lease_ms // 4), poll_ms=i.poll_ms, liveness_ms=int(i.lease_ms * 0.8),
+            ping_ms=max(50, i.lease_ms // 10),
+        )  # fmt: skip
+        info = {"pipelines": pipelines, "pid": str(os.getpid()), "host": os.uname().nodename}
+        self._node = Node(self._database, self._messages.hints, clock, ids, self._launcher, settings, info, self._messages.events)
+        self._loop.node = self._node
+        self._coordinator: CoordinatorLoop | None = None
+        if coordinate:
+            coordinator = Coordinator(
+                self._database, self._messages.hints, clock, SystemChance(), lambda url: open_storage(url or i.checkpoints), ids.new("coordinator"),
+                i.lease_ms, i.poll_ms / 1000,
+            )  # fmt: skip
+            self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
+
+    def run(self) -> None:
+        """Until :meth:`stop`, a signal, or the end of standard input."""
+        coordinator = self._coordinator
+        thread = None
+        if coordinator is not None:
+            thread = threading.Thread(target=coordinator.run, name="millstream-coordinator", daemon=True)
+            thread.start()
+        to_coordinator = coordinator.hint if coordinator is not None else _ignore
+        self._messages.start(self._name, self._loop.hint, to_coordinator, lambda: self._node.id)
+        log.info("node started", name=self._name, pid=os.getpid())
+        try:
+            parent = os.getppid()
+            # The pipe may be held open by processes the parent forked; its death shows in the parent's pid all the same.
+            self._loop.run(self._node, lambda: os.getppid() == parent)
+        finally:
+            if coordinator is not None and thread is not None:
+                coordinator.stop()
+                thread.join(5)
+            self._messages.close()
+            self._launcher.close()
+            self._database.close()
+
+    def stop(self) -> None:
+        """Thread-safe and signal-safe."""
+        self._loop.stop()
+
+    def until_stdin_ends(self) -> None:
+        """Stop when whoever started this process is gone."""
+
+        def watch() -> None:
+            while True:
+                select.select([sys.stdin], [], [])
+                if not os.read(sys.stdin.fileno(), 4096):
+                    self.stop()
+                    return
+
+        threading.Thread(target=watch, name="millstream-parent", daemon=True).start()
+
+    def on_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop())
+
+
+def _ignore(_hint: JobHint) -> None:
+    """This process does not coordinate."""
+
+
+def log_to_stderr(level: str) -> None:
+    """One line an event, on standard error, from ``level`` up."""
+    number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def celery_messages(target: str, prefix: str, hostname: str) -> Messages:
+    """The carrier over the broker of the Celery application ``module:attribute``. Raises ConfigurationError."""
+    from .messages import CeleryMessages  # optional: a node without a broker needs no Celery
+
+    module, _, attribute = target.partition(":")
+    try:
+        app = getattr(importlib.import_module(module), attribute or "app")
+    except (ImportError, AttributeError) as exc:
+        raise ConfigurationError(f"Celery application {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+    return CeleryMessages(app, prefix, hostname)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """``python -m millstream.node_process``: what a supervisor starts. The installation comes from the environment, never from the command line: a URL may hold a password."""
+    parser = argparse.ArgumentParser(prog="millstream node")
+    parser.add_argument("--pipelines", required=True, help="module:attribute of the Pipelines object")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--spares", type=int, default=1)
+    parser.add_argument("--no-coordinator", action="store_true")
+    parser.add_argument("--celery", help="module:attribute of the Celery application whose broker carries hints")
+    args = parser.parse_args(argv)
+    log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
+    installation = Installation.from_environment(os.environ)
+    messages = celery_messages(args.celery, installation.prefix, args.name) if args.celery else None
+    process = NodeProcess(
+        installation, args.pipelines, name=args.name, slots=args.slots, spares=args.spares, coordinate=not args.no_coordinator, messages=messages
+    )
+    process.on_signals()
+    process.until_stdin_ends()
+    process.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

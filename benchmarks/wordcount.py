@@ -1,0 +1,91 @@
+"""Embedded word count on one CPU: a running count per word, emitted for every word; epochs every second with durable checkpoints.
+
+    python -m benchmarks wordcount --n 4000000
+
+The words are those of ``peers/bytewax_peer.py`` (seed 7, 1,000 different ones), in memory on both sides. ``strict`` is the headline: STRICT_EXACTLY_ONCE into
+a two-phase sink, whose content is compared record by record afterwards. ``counting`` writes into a sink that only counts, under AT_LEAST_ONCE, as the peers do.
+Time: from submit to FINISHED (all epochs durable and committed), less that of a run over one record.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+
+from millstream.embedded import EmbeddedCluster
+from millstream.pipelines import Pipelines
+from millstream_schema.model import Guarantee
+from millstream_tasks.sinks.memory import CollectSink, CollectTarget
+from millstream_tasks.sources.memory import CollectionSource
+
+from .counting import CountingSink
+from .measurement import Result, Timing, net, one_core, options, quiet, scratch, show, timed
+
+TARGET = 1_200_000
+
+
+def words(n: int) -> list[str]:
+    """The peers' input: the first ``n`` of one endless sequence."""
+    chance = random.Random(7)
+    vocabulary = [f"word{i}" for i in range(1000)]
+    return [vocabulary[chance.randrange(1000)] for _ in range(n)]
+
+
+def running_counts(items: list[str]) -> list[tuple[str, int]]:
+    """What must come out, in order."""
+    counts: dict[str, int] = {}
+    expected = []
+    for word in items:
+        counts[word] = count = counts.get(word, 0) + 1
+        expected.append((word, count))
+    return expected
+
+
+def run(items: list[str], *, strict: bool, epochs: list[int]) -> Timing:
+    """One job over ``items``; raises AssertionError when its output is not exactly what it must be."""
+    pipelines, target, counter = Pipelines(), CollectTarget(), CountingSink()
+    source = CollectionSource(items)
+
+    @pipelines.define("wordcount", guarantee=Guarantee.STRICT_EXACTLY_ONCE if strict else Guarantee.AT_LEAST_ONCE)
+    def wordcount(job, config):  # type: ignore[no-untyped-def]
+        counts = job.source(source, uid="words").key_by(lambda word: word).aggregate(int, lambda count, _: count + 1, uid="count")
+        counts.sink_to(CollectSink("counts", target) if strict else counter, uid="out")
+
+    times: list[Timing] = []
+    gc.collect()
+    with scratch() as directory, EmbeddedCluster(pipelines, directory=directory) as cluster:
+        with timed(times):
+            row = cluster.run("wordcount", timeout=600)
+        epochs.append(row.newest_durable)
+    if strict:
+        assert target.values("counts") == running_counts(items), "the counts are not what one pass over the words gives"
+    else:
+        assert counter.count == len(items), f"{counter.count} records came out of {len(items)}"
+    return times[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = options(__doc__, 4_000_000)
+    args = parser.parse_args(argv)
+    n, iterations = (20_000, 1) if args.once else (args.n, args.iterations)
+    quiet()
+    where = one_core()
+    items = words(n)
+    for strict in (True, False):
+        epochs: list[int] = []
+        best, boot, rates = net(lambda k, strict=strict, epochs=epochs: run(items[:k], strict=strict, epochs=epochs), n, iterations)  # type: ignore[misc]
+        rate = n / best.wall
+        show(
+            Result(
+                "wordcount" if strict else "wordcount counting sink", n=n, seconds=round(best.wall, 3), rate=round(rate), cpu_rate=round(n / best.cpu),
+                target=f">= {TARGET:,}/s" if strict else "", met=None if args.once or not strict else rate >= TARGET,
+                notes=f"{'STRICT, output compared' if strict else 'AT_LEAST_ONCE, output counted'}, {where}, {max(epochs)} epochs, "
+                f"start-up {boot.wall * 1e3:.0f} ms subtracted, runs {rates}",
+            )
+        )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
