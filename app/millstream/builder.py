@@ -62,7 +62,7 @@ class JobBuilder:
 
     def edges(self, **config: Any) -> None:
         """Defaults of every edge: fields of EdgeConfig."""
-        self._edge_defaults = msgspec.convert({**msgspec.to_builtins(self._edge_defaults), **config}, EdgeConfig)
+        self._edge_defaults = self.edge_config(config)
 
     def require(self, name: str, value: Json = None) -> None:
         """A predicate checked when the job is compiled and on each node before it starts."""
@@ -74,6 +74,7 @@ class JobBuilder:
         """Read from ``source``."""
         if not isinstance(source, Source):
             raise ConfigurationError(f"{source!r} is not a source: it lacks a member of millstream.Source")
+        _identity("source", uid, parallelism)
         self._problems += [f"source {uid!r}: {p}" for p in source.problems()]
         spec = OperatorSpec(
             id=uid, kind="source", uid=True, config={"connector": source.kind, **_jsonable(uid, source.config())}, parallelism=parallelism,
@@ -98,6 +99,7 @@ class JobBuilder:
         parallelism: int | None = None,
         capability: str | None = None,
     ) -> DataStream:
+        _identity(kind, uid, parallelism)
         operator = uid if uid is not None else self._fresh(kind)
         given = functions or {}
         self._operators.append(
@@ -125,7 +127,14 @@ class JobBuilder:
         return spec.parallelism if spec.parallelism is not None else self.parallelism
 
     def edge_config(self, changes: dict[str, Any]) -> EdgeConfig:
-        return msgspec.convert({**msgspec.to_builtins(self._edge_defaults), **changes}, EdgeConfig)
+        """The defaults with ``changes``. Raises ConfigurationError for a field that does not exist or has a wrong type."""
+        unknown = sorted(set(changes) - set(EdgeConfig.__struct_fields__))
+        if unknown:
+            raise ConfigurationError(f"an edge has no setting {', '.join(unknown)}; known: {', '.join(EdgeConfig.__struct_fields__)}")
+        try:
+            return msgspec.convert({**msgspec.to_builtins(self._edge_defaults), **changes}, EdgeConfig)
+        except msgspec.ValidationError as exc:
+            raise ConfigurationError(f"an edge setting has a wrong value: {exc}") from None
 
     def _fresh(self, kind: str) -> str:
         self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -173,6 +182,7 @@ class DataStream:
 
     def edge(self, **config: Any) -> DataStream:
         """Settings of the edge that leaves here (fields of EdgeConfig)."""
+        self._job.edge_config(config)
         self._edge |= config
         return self
 
@@ -343,6 +353,14 @@ def _window(lateness_ms: int, late_tag: str | None, time: str) -> dict[str, Json
     if time not in ("event", "processing"):
         raise ConfigurationError(f"time must be 'event' or 'processing', not {time!r}")
     return {"lateness_ms": lateness_ms, "late_tag": late_tag, "time": time}
+
+
+def _identity(kind: str, uid: object, parallelism: object) -> None:
+    """Types only, so that what comes after can compare; values are checked with the model."""
+    if uid is not None and type(uid) is not str:
+        raise ConfigurationError(f"uid of a {kind} must be a text, not {uid!r}")
+    if parallelism is not None and type(parallelism) is not int:
+        raise ConfigurationError(f"parallelism of {kind} {uid!r} must be a whole number, not {parallelism!r}")
 
 
 def _positive(name: str, value: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,8 @@ from .installation import Installation
 from .pipelines import Pipelines
 
 T = TypeVar("T")
+Lines = list[dict[str, Any]]
+Rows = list[JobRow]
 _SAVEPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}\Z")
 _POLL_SECONDS = 0.1
 
@@ -75,7 +77,7 @@ class Jobs:
         self._database = Database(installation.database, self._clock, prefix=installation.table_prefix)
         self._operations = Operations(self._database)
         self._waiting = threading.Event()
-        with reachable(self._database):
+        with reachable(self._database.url):
             require_file(self._database)
             check_schema(self._database)
 
@@ -105,8 +107,10 @@ class Jobs:
         repeat_effects: bool = False,
         renames: dict[str, str] | None = None,
     ) -> JobRow:
-        """Start a job of a registered pipeline; ``name`` is the pipeline's by default. ``savepoint``: restore that savepoint; ``lenient``: drop what does not match; ``renames``: old
-        operator id → new one; ``repeat_effects``: restore it although later effects are committed.
+        """Start a job of a registered pipeline; ``name`` is the pipeline's by default.
+
+        ``savepoint``: restore that savepoint; ``lenient``: drop what does not match; ``renames``: old operator id → new one; ``repeat_effects``: restore it although later
+        effects are committed.
 
         Raises UnknownFactory, JobInvalid, JobConflict (a live job has the name), JobNotFound (savepoint), RestoreRefused, ConfigurationError, StoreUnavailable.
         """
@@ -186,7 +190,7 @@ class Jobs:
         self._hinted(lambda: self._operations.savepoint(row.id, chosen))
         return chosen
 
-    def savepoints(self, name: str) -> list[dict[str, Any]]:
+    def savepoints(self, name: str) -> Lines:
         """Savepoints of a job, oldest first: ``id``, ``epoch``, ``state`` (COPYING, COMPLETE), ``error``, ``created_us``."""
         row = self.find(name)
         return self._read(lambda tx: epochs.savepoints(tx, row.id))
@@ -220,22 +224,22 @@ class Jobs:
 
     # -- looking
 
-    def list(self) -> list[JobRow]:
+    def list(self) -> Rows:
         """All jobs of the namespace, oldest first."""
         return self._read(lambda tx: jobs.list_jobs(tx, self.namespace))
 
     def find(self, name: str) -> JobRow:
         """The newest job of that name, or the one with that id. Raises JobNotFound."""
-        with reachable(self._database):
+        with reachable(self._database.url):
             return self._operations.find(name, self.namespace)
 
     def status(self, name: str) -> dict[str, Any]:
         """What is known of a job, as JSON-able values. Raises JobNotFound."""
         row = self.find(name)
-        with reachable(self._database):
+        with reachable(self._database.url):
             return self._operations.status(row.id)
 
-    def epochs(self, name: str, epoch: int | None = None, limit: int = 20) -> list[dict[str, Any]] | dict[str, Any]:
+    def epochs(self, name: str, epoch: int | None = None, limit: int = 20) -> Lines | dict[str, Any]:
         """The newest epochs of a job; or one durable epoch with its offsets, segments and committables. Raises JobNotFound, SnapshotMissing."""
         row = self.find(name)
         if epoch is None:
@@ -272,20 +276,20 @@ class Jobs:
             self._waiting.wait(_POLL_SECONDS)
 
     def _read(self, work: Callable[[Transaction], T]) -> T:
-        with reachable(self._database):
+        with reachable(self._database.url):
             return self._database.read(work)
 
     def _hinted(self, work: Callable[[], JobRow]) -> JobRow:
-        with reachable(self._database):
+        with reachable(self._database.url):
             row = work()
         self._hints.to_coordinator(JobHint(row.id))
         return row
 
 
 @contextmanager
-def reachable(database: Database) -> Iterator[None]:
+def reachable(url: sa.URL) -> Iterator[None]:
     """Say what to do when the database cannot be reached, also where a driver's error comes through."""
-    shown = database.url.render_as_string(hide_password=True)
+    shown = url.render_as_string(hide_password=True)
     advice = f"nothing was done. Check that the database {shown} runs, is reached from here and lets this user in; then try again"
     try:
         yield
@@ -301,23 +305,3 @@ def require_file(database: Database) -> None:
     name = database.url.database
     if database.dialect == "sqlite" and name and name != ":memory:" and not Path(name).exists():
         raise SchemaMismatch(f"there is no database file {name}: run `millstream up` first, or correct the URL")
-
-
-def setting_values(values: Mapping[str, str]) -> StreamSettings:
-    """StreamSettings from texts: ``{"epoch_interval_ms": "500", "restart.failures": "5"}``. Raises ConfigurationError naming what is wrong and what exists."""
-    tree: dict[str, Any] = {}
-    known = {f for f in StreamSettings.__struct_fields__ if f != "restart"} | {
-        f"restart.{f}" for f in type(StreamSettings().restart).__struct_fields__
-    }
-    for key, value in values.items():
-        if key not in known:
-            raise ConfigurationError(f"there is no setting {key!r}; known: {', '.join(sorted(known))}")
-        head, _, rest = key.partition(".")
-        if rest:
-            tree.setdefault(head, {})[rest] = value
-        else:
-            tree[head] = value
-    try:
-        return msgspec.convert(tree, StreamSettings, strict=False)
-    except msgspec.ValidationError as exc:
-        raise ConfigurationError(f"a setting has a wrong value: {exc}") from None

@@ -18,6 +18,9 @@ def differences(manifest: EpochManifest, old: StreamModel, new: StreamModel, ren
     if manifest.shard_count != new.shard_count:
         found.append(f"shard_count was {manifest.shard_count} and is {new.shard_count}: keyed state cannot be redistributed")
     ids = {op.id: op for op in new.operators}
+    held = {c.operator for c in manifest.committables()}
+    found += [f"sink {o!r} cannot be renamed while it has uncommitted output: commit first" for o in sorted(held) if renames.get(o, o) != o]
+    found += [f"rename of {o!r}: the snapshot has no such operator" for o in renames if o not in {op.id for op in old.operators}]
     for op in old.operators:
         name = renames.get(op.id, op.id)
         now = ids.get(name)

@@ -11,7 +11,7 @@ import msgspec
 from millstream_schema.control import EpochKind
 from millstream_schema.plan import PartitionedPlan
 from millstream_schema.settings import RestartPolicy, StreamSettings
-from millstream_schema.states import AssignmentState, Desired, JobState, SplitOwner
+from millstream_schema.states import AssignmentState, Desired, EpochState, JobState, SplitOwner
 from millstream_schema.store.rows import AckMark, AssignmentRow, EpochRow, JobRow, SplitRow
 
 PERMANENT = frozenset({"fingerprint", "factory", "restore", "unreadable", "invalid"})
@@ -94,8 +94,12 @@ class AbortEpoch(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Precommit(msgspec.Struct, frozen=True, tag=True):
+    """Every subtask has acknowledged: no acknowledgement is taken any more."""
+
+
 class MakeDurable(msgspec.Struct, frozen=True, tag=True):
-    """Every subtask has acknowledged."""
+    """All acknowledgements are in: write the manifest."""
 
 
 class MarkCommitted(msgspec.Struct, frozen=True, tag=True):
@@ -108,7 +112,7 @@ class OwnSplits(msgspec.Struct, frozen=True, tag=True):
     owners: list[tuple[str, str, int]]
 
 
-Step = Wait | Deploy | BecomeRunning | Restart | Finalize | End | TriggerEpoch | AbortEpoch | MakeDurable | MarkCommitted | OwnSplits
+Step = Wait | Deploy | BecomeRunning | Restart | Finalize | End | TriggerEpoch | AbortEpoch | Precommit | MakeDurable | MarkCommitted | OwnSplits
 
 
 def next_step(view: JobView) -> Step:
@@ -275,7 +279,7 @@ def _in_flight(view: JobView, epoch: EpochRow) -> Step:
     acked = {a.subtask for a in view.acks if not a.declined and a.generation == view.job.generation}
     wanted = {s.id for s in view.plan.subtasks()}
     if acked >= wanted:
-        return MakeDurable()
+        return MakeDurable() if epoch.state is EpochState.PRECOMMITTED else Precommit()
     declined = [a for a in view.acks if a.declined]
     if declined:
         return AbortEpoch(f"declined by {declined[0].subtask}: {declined[0].declined}")

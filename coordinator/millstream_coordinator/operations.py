@@ -12,8 +12,8 @@ import msgspec
 
 from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, JobConflict, JobInvalid, JobNotFound, RestoreRefused
-from millstream_schema.manifest import EpochManifest, open_manifest
-from millstream_schema.model import NAME, Override, StreamModel
+from millstream_schema.manifest import EpochManifest, Renames, open_manifest
+from millstream_schema.model import NAME, EdgeConfig, Override, StreamModel
 from millstream_schema.pipeline import Pipeline, planned
 from millstream_schema.plan import PartitionedPlan
 from millstream_schema.settings import StreamSettings
@@ -45,16 +45,29 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 def compiled(pipeline: Pipeline, parallelism: int | None, overrides: dict[str, Override], settings: StreamSettings) -> tuple[StreamModel, PartitionedPlan]:
     """Plan; raises JobInvalid with everything that is wrong: connectors, model and settings at once."""
-    problems = [*pipeline.problems, *settings.problems()]
+    problems = [*pipeline.problems, *settings.problems(), *_change_problems(parallelism, overrides)]
     try:
         model, plan = planned(pipeline, parallelism, overrides)
     except JobInvalid as exc:
         raise JobInvalid([*problems, *exc.problems]) from None
     except KeyError as exc:
-        raise JobInvalid([*problems, f"override for operator {exc.args[0]!r}: there is no such operator"]) from None
+        known = ", ".join(op.id for op in pipeline.model.operators)
+        raise JobInvalid([*problems, f"override for operator {exc.args[0]!r}: there is no such operator; known: {known}"]) from None
+    except msgspec.ValidationError as exc:
+        raise JobInvalid([*problems, f"an override of edge settings has a wrong value: {exc}"]) from None
     if problems:
         raise JobInvalid(problems)
     return model, plan
+
+
+def _change_problems(parallelism: int | None, overrides: dict[str, Override]) -> list[str]:
+    """What is wrong with plan-time changes themselves; what they lead to is checked with the model."""
+    found = [] if parallelism is None or parallelism >= 1 else [f"parallelism must be at least 1, not {parallelism}"]
+    known = EdgeConfig.__struct_fields__
+    for operator, change in overrides.items():
+        unknown = sorted(set(change.edge or ()) - set(known))
+        found += [f"override for operator {operator!r}: an edge has no setting {field!r}; known: {', '.join(known)}" for field in unknown]
+    return found
 
 
 class Operations:
@@ -65,8 +78,9 @@ class Operations:
 
     def submit(self, s: Submission, pipeline: Pipeline) -> JobRow:
         """Insert a new job, PENDING. Raises JobInvalid, JobConflict (a live job has the name), RestoreRefused, JobNotFound (savepoint)."""
-        if not NAME.match(s.name):
-            raise ConfigurationError(f"job name {s.name!r} must match {NAME.pattern}")
+        for what, given in (("job name", s.name), ("namespace", s.namespace)):
+            if not NAME.match(given):
+                raise ConfigurationError(f"{what} {given!r} must match {NAME.pattern}: use letters, digits, - and _, at most 63")
         model, plan = compiled(pipeline, s.parallelism, s.overrides, s.settings)
 
         def work(tx: Transaction) -> JobRow:
@@ -79,7 +93,7 @@ class Operations:
             manifest = _checked_savepoint(tx, s, model) if s.savepoint else None
             values = _new_job(s, model, plan)
             if manifest is not None:
-                values |= {"next_epoch": manifest.epoch + 1}
+                values |= {"next_epoch": manifest.epoch + 1, "renames": _renames(manifest, s)}
             jobs.insert_job(tx, **values)
             jobs.add_history(tx, s.job, "submitted", f"plan {plan.fingerprint()}")
             row = jobs.read_job(tx, s.job)
@@ -107,6 +121,8 @@ class Operations:
             if row.desired is not Desired.RUN and row.desired is not desired and desired is not Desired.CANCEL:
                 raise JobConflict(f"job {row.name!r} is being ended by {row.desired}; only cancel can overtake it")
             if desired is not row.desired:
+                if desired is Desired.SUSPEND and (taken := epochs.read_savepoint(tx, savepoint)) is not None:
+                    raise JobConflict(f"savepoint {savepoint!r} exists already (of job {taken['job']}): choose another id")
                 wanted = savepoint if desired is Desired.SUSPEND else row.wanted_savepoint if desired is Desired.DRAIN else ""
                 jobs.update_job(tx, row, desired=desired, wanted_savepoint=wanted)
                 jobs.add_history(tx, job, "asked", desired.lower())
@@ -121,6 +137,10 @@ class Operations:
             row = _locked(tx, job)
             if row.wanted_savepoint == savepoint:
                 return row
+            if (taken := epochs.read_savepoint(tx, savepoint)) is not None:
+                if taken["job"] == job:
+                    return row
+                raise JobConflict(f"savepoint {savepoint!r} exists already (of job {taken['job']}): choose another id")
             if row.state.ended or row.desired is not Desired.RUN:
                 raise JobConflict(f"job {row.name!r} is ending or has ended ({row.state}): resume it first")
             if row.wanted_savepoint:
@@ -150,6 +170,8 @@ class Operations:
                     raise RestoreRefused(found)
             values = _new_job(changes, model, plan)
             kept = {k: v for k, v in values.items() if k in _RESUMED}
+            if manifest is not None:
+                kept["renames"] = _renames(manifest, changes)
             jobs.update_job(
                 tx, row, state=JobState.PENDING, desired=Desired.RUN, ended=0, live_name=_live_name(row.namespace, row.name), pending_commits="[]",
                 failures=0, stalls=0, aborts=0, due_us=0, reason="", in_flight=0, target="", wanted_savepoint="", **kept,
@@ -205,7 +227,7 @@ def _found(tx: Transaction, job: str) -> JobRow:
 def _checked_savepoint(tx: Transaction, s: Submission, model: StreamModel) -> EpochManifest:
     row = epochs.read_savepoint(tx, s.savepoint)
     if row is None:
-        raise JobNotFound(f"there is no savepoint {s.savepoint!r}: see `millstream jobs status` of the job it was taken of")
+        raise JobNotFound(f"there is no savepoint {s.savepoint!r}: list those of a job with `millstream jobs savepoints JOB`")
     if row["state"] != "COMPLETE":
         raise JobConflict(f"savepoint {s.savepoint!r} is {row['state']}: {row['error'] or 'wait for it to be copied'}")
     manifest = open_manifest(row["body"], row["checksum"], f"savepoint {s.savepoint}")
@@ -220,13 +242,17 @@ def _checked_savepoint(tx: Transaction, s: Submission, model: StreamModel) -> Ep
     return manifest
 
 
+def _renames(manifest: EpochManifest, s: Submission) -> str:
+    return msgspec.json.encode(Renames(manifest.epoch, s.renames)).decode()
+
+
 def _new_job(s: Submission, model: StreamModel, plan: PartitionedPlan) -> dict[str, Any]:
     text = lambda value: msgspec.json.encode(value).decode()  # noqa: E731
     return {
         "id": s.job, "namespace": s.namespace, "name": s.name, "factory": s.factory, "config": text(s.config), "parallelism": s.parallelism,
         "overrides": text(s.overrides), "settings": text(s.settings), "plan": text(plan), "model": text(model), "plan_fingerprint": plan.fingerprint(),
         "state": JobState.PENDING, "reason": "", "desired": Desired.RUN, "mode": "run", "generation": 0, "term": 0, "next_epoch": 1, "in_flight": 0,
-        "newest_durable": 0, "newest_committed": 0, "restore_epoch": 0, "target": "", "restore_from": s.savepoint, "lenient": int(s.lenient), "aborts": 0,
+        "newest_durable": 0, "newest_committed": 0, "restore_epoch": 0, "target": "", "restore_from": s.savepoint, "lenient": int(s.lenient), "renames": text(Renames()), "aborts": 0,
         "failures": 0, "stalls": 0, "restarts": 0, "causes": "{}", "wanted_savepoint": "", "wants_epoch": 0, "pending_commits": "[]", "splits_rev": 0,
         "deployed_us": 0, "due_us": 0, "epoch_us": 0, "restarted_us": 0, "stopping_us": 0, "ended": 0, "live_name": _live_name(s.namespace, s.name),
     }  # fmt: skip

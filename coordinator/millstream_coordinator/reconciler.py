@@ -119,6 +119,9 @@ class Reconciler:
                 self._abort(tx, view, step.reason)
                 self._to(tx, view, view.job.state, step.reason, in_flight=0, aborts=view.job.aborts + 1, epoch_us=view.now)
                 self._tell(view, outbox, "abort")
+            case d.Precommit():
+                assert view.epoch is not None
+                epochs.move_epoch(tx, view.job.id, view.epoch.epoch, (EpochState.TRIGGERED,), EpochState.PRECOMMITTED)
             case d.MakeDurable():
                 self._durable(tx, view, outbox)
             case d.MarkCommitted():
@@ -187,6 +190,7 @@ class Reconciler:
         epoch = manifest.epoch if manifest else 0
         if not finalize:
             epochs.reset_splits(tx, job.id, restored_splits(view.plan, manifest))
+            epochs.write_channels(tx, view.plan.channels(job.id, generation))
         registry.assign(tx, job.id, generation, placed, epoch)
         registry.delete_assignments(tx, job.id, generation - 20)
         state = JobState.STOPPING if finalize else JobState.DEPLOYING

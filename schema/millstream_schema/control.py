@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from .channels import ChannelId
 from .connectors import Json, Split
 from .manifest import SplitState, SubtaskSnapshot
 from .settings import StreamSettings
@@ -65,6 +66,10 @@ class Deployment(msgspec.Struct, frozen=True, tag="deploy"):
     """Operator → ids of all its splits that have rows."""
     rescaled: bool = False
     lenient: bool = False
+    renames: dict[str, str] = {}
+    """Old operator id → new one: segments of the restored epoch hold the old ones."""
+    old_channels: list[ChannelId] = []
+    """Channels of older generations; the subtask that gets them deletes them."""
 
 
 # node → subtask
@@ -179,6 +184,10 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     detail: str
 
 
+class ChannelsDeleted(msgspec.Struct, frozen=True, tag="channels-deleted"):
+    """The old channels of the deployment are gone."""
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Counters and gauges of this attempt; doubles as pong. ``progress`` grows with everything that is done."""
 
@@ -187,7 +196,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     values: dict[str, Any]
 
 
-SubtaskMessage = Ready | Ack | Declined | Committed | CommitPending | Discovered | Exhausted | WantsEpoch | Finished | Failed | Stats
+SubtaskMessage = Ready | Ack | Declined | Committed | CommitPending | Discovered | Exhausted | WantsEpoch | Finished | Failed | ChannelsDeleted | Stats
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -73,6 +73,40 @@ class EpochManifest(msgspec.Struct, frozen=True):
         return [c for s in self.subtasks for c in s.committables]
 
 
+class Renames(msgspec.Struct, frozen=True):
+    """Old operator id → new one, for the restore of one epoch."""
+
+    epoch: int = 0
+    names: dict[str, str] = {}
+
+
+def renamed(manifest: EpochManifest, renames: dict[str, str]) -> EpochManifest:
+    """The manifest with operators under their new ids. Segments and committables keep the ids they were written with."""
+
+    def new(operator: str) -> str:
+        return renames.get(operator, operator)
+
+    def split(s: SplitState) -> SplitState:
+        return msgspec.structs.replace(s, operator=new(s.operator))
+
+    def participant(name: str) -> str:
+        operator, slash, rest = name.partition("/")
+        return new(operator) + slash + rest
+
+    subtasks = [
+        msgspec.structs.replace(
+            s,
+            operators=[new(o) for o in s.operators],
+            splits=[split(x) for x in s.splits],
+            participants={participant(n): v for n, v in s.participants.items()},
+            meta={new(o): v for o, v in s.meta.items()},
+        )
+        for s in manifest.subtasks
+    ]
+    operators = {new(o): v for o, v in manifest.operators.items()}
+    return msgspec.structs.replace(manifest, subtasks=subtasks, splits=[split(s) for s in manifest.splits], operators=operators)
+
+
 class SealedManifest(msgspec.Struct, frozen=True):
     """A manifest's text with its checksum, as the row holds it."""
 

@@ -226,13 +226,13 @@ def _operator_problems(model: StreamModel, op: OperatorSpec) -> list[str]:
 def _edge_problems(edge: EdgeSpec, known: set[str]) -> list[str]:
     problems = [f"edge {edge.id!r}: there is no operator {end!r}" for end in (edge.source, edge.target) if end not in known]
     if edge.partitioning not in set(Partitioning):
-        problems.append(f"edge {edge.id!r}: unknown partitioning {edge.partitioning!r}")
+        problems.append(f"edge {edge.id!r}: unknown partitioning {edge.partitioning!r}; known: {', '.join(Partitioning)}")
     c = edge.config
     for name, value in (("capacity", c.capacity), ("batch_records", c.batch_records), ("batch_bytes", c.batch_bytes)):
         if value < 1:
             problems.append(f"edge {edge.id!r}: {name} must be at least 1, not {value}")
     if c.linger_ms < 0:
-        problems.append(f"edge {edge.id!r}: linger_ms must not be negative")
+        problems.append(f"edge {edge.id!r}: linger_ms must not be negative, not {c.linger_ms}")
     if c.batch_bytes > 1 << 20:
         problems.append(f"edge {edge.id!r}: batch_bytes must not exceed 1 MiB")
     if c.compression not in (None, "zstd"):
@@ -254,7 +254,7 @@ def _component_problems(model: StreamModel) -> list[str]:
         if not model.components.has("codec", edge.config.codec):
             problems.append(f"edge {edge.id!r}: codec {edge.config.codec!r} is not in the components registry")
         if edge.value_type != "any" and not model.components.has("value_type", edge.value_type):
-            problems.append(f"edge {edge.id!r}: value type {edge.value_type!r} is not in the components registry")
+            problems.append(f"edge {edge.id!r}: value type {edge.value_type!r} is not in the components registry: job.register_type(...) it")
     for req in model.requirements:
         if req.name not in KNOWN_REQUIREMENTS:
             problems.append(f"unknown requirement {req.name!r}; known: {', '.join(sorted(KNOWN_REQUIREMENTS))}")

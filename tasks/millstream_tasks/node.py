@@ -18,6 +18,7 @@ from millstream_schema.control import (
     Abort,
     Ack,
     AssignSplits,
+    ChannelsDeleted,
     CommitPending,
     Committed,
     Declined,
@@ -397,6 +398,8 @@ class Node:
                 self._write(d.job, lambda tx: registry.exhausted_assignment(tx, *who))
             case WantsEpoch():
                 self._write(d.job, lambda tx: jobs.want_epoch(tx, d.job, d.generation))
+            case ChannelsDeleted():
+                self._write(d.job, lambda tx: epochs.forget_channels(tx, d.job, d.generation))
             case Finished():
                 self._ended(key, hosted, AssignmentState.FINISHED, "", "")
             case Failed(cause=cause, detail=detail):

@@ -39,6 +39,8 @@ class Workload:
     parallelism: ClassVar[int] = 2
     nodes: ClassVar[int] = 2
     least_epochs: ClassVar[int] = 8
+    seeds: ClassVar[int] = 30
+    """How many seeds each run of the suite takes."""
 
     def __init__(self, seed: int, faults: Faults | None = None) -> None:
         self.seed = seed
@@ -51,11 +53,17 @@ class Workload:
         self.job = f"{self.name}-{seed}"
         self._manifests: dict[tuple[str, int], set[str]] = {}
         self._seen = (0, 0, 0, 0)
+        self._marks: dict[tuple[str, str], int] = {}
+        self.prepare()
 
     # -- to be said by each workload -----------------------------------------------------------------------------------------------------
 
     def define(self, job: JobBuilder) -> None:
         """The pipeline."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """The batch reference."""
         raise NotImplementedError
 
     def verify(self) -> None:
@@ -92,7 +100,7 @@ class Workload:
         rng = self.rng
         return msgspec.structs.replace(
             settings, restart=NO_LIMIT, source_batch=rng.choice((1, 3, 5, 50)), retained=rng.choice((1, 2, 5)), max_segments=rng.choice((2, 4, 16)),
-            epoch_interval_ms=rng.choice((300, 500, 800)), max_uncommitted=rng.choice((2, 10)), incremental=rng.random() < 0.8,
+            epoch_interval_ms=rng.choice((500, 700, 1100)), max_uncommitted=rng.choice((2, 10)), incremental=rng.random() < 0.8,
         )  # fmt: skip
 
     def _build(self, job: JobBuilder) -> None:
@@ -147,7 +155,19 @@ class Workload:
             if (job, epoch) not in self._manifests:
                 manifest: EpochManifest = epochs.read_manifest(tx, job, epoch)
                 self._manifests[job, epoch] = {c.id for c in manifest.committables()}
+                self._watermarks(manifest)
         return self._manifests
+
+    def _watermarks(self, manifest: EpochManifest) -> None:
+        """Watermarks never go back from one durable epoch to a later one, recoveries between them or not."""
+        for snapshot in manifest.subtasks:
+            for operator, meta in snapshot.meta.items():
+                mark = meta.get("watermark") if isinstance(meta, dict) else None
+                if isinstance(mark, int):
+                    key = (f"{manifest.job}/{len(manifest.subtasks)}/{snapshot.subtask}", operator)
+                    before = self._marks.get(key, mark)
+                    assert mark >= before, f"seed {self.seed}: watermark of {key} went back from {before} to {mark} in epoch {manifest.epoch}"
+                    self._marks[key] = mark
 
     def _rows_probes(self) -> None:
         """What only the rows tell."""

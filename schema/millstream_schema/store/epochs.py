@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from ..channels import ChannelId
 from ..connectors import Split
 from ..errors import SnapshotMissing, SnapshotUnreadable
-from ..manifest import EpochManifest, SplitState, SubtaskSnapshot, open_manifest, seal
+from ..manifest import EpochManifest, Renames, SplitState, SubtaskSnapshot, open_manifest, renamed, seal
 from ..states import EpochState, SplitOwner
 from .database import Transaction
 from .rows import AckMark, EpochRow, JobRow, SplitRow, to
@@ -193,15 +194,43 @@ def restored_manifest(tx: Transaction, job: JobRow) -> EpochManifest | None:
     Raises SnapshotMissing or SnapshotUnreadable: "unreadable" is never taken for "none".
     """
     if job.newest_durable:
-        return read_manifest(tx, job.id, job.newest_durable)
+        return _under_new_names(job, read_manifest(tx, job.id, job.newest_durable))
     if job.restore_from:
         row = read_savepoint(tx, job.restore_from)
         if row is None:
             raise SnapshotMissing(f"savepoint {job.restore_from} does not exist: list them with `millstream jobs savepoints`")
         if row["state"] != "COMPLETE":
             raise SnapshotUnreadable(f"savepoint {job.restore_from} is {row['state']}, not COMPLETE: {row['error'] or 'wait for it'}")
-        return open_manifest(row["body"], row["checksum"], f"savepoint {job.restore_from}")
+        return _under_new_names(job, open_manifest(row["body"], row["checksum"], f"savepoint {job.restore_from}"))
     return None
+
+
+def _under_new_names(job: JobRow, manifest: EpochManifest) -> EpochManifest:
+    """Renames hold for the one epoch they were given for: later manifests have the new names already."""
+    renames = msgspec.json.decode(job.renames, type=Renames)
+    return renamed(manifest, renames.names) if renames.names and renames.epoch == manifest.epoch else manifest
+
+
+# -- channels
+
+
+def write_channels(tx: Transaction, channels: list[ChannelId]) -> None:
+    """The channels of a new generation, so that they can be deleted by exact name once it is over."""
+    rows = [{"job": c.job, "generation": c.generation, "edge": c.edge, "source": c.source, "target": c.target} for c in channels]
+    tx.insert_many(tx.t.channel, rows)
+
+
+def old_channels(tx: Transaction, job: str, below: int) -> list[ChannelId]:
+    """Channels of generations below the job's."""
+    t = tx.t.channel
+    found = tx.rows(sa.select(t).where(t.c.job == job, t.c.generation < below).order_by(t.c.generation, t.c.edge, t.c.source, t.c.target))
+    return [ChannelId(r["job"], r["generation"], r["edge"], r["source"], r["target"]) for r in found]
+
+
+def forget_channels(tx: Transaction, job: str, below: int) -> None:
+    """They were deleted."""
+    t = tx.t.channel
+    tx.delete(t, t.c.job == job, t.c.generation < below)
 
 
 # -- splits

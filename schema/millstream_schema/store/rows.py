@@ -37,6 +37,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     restore_from: str
     lenient: int
+    renames: str
     aborts: int
     failures: int
     stalls: int

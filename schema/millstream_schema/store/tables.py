@@ -60,6 +60,7 @@ class Tables:
     source: Table
     savepoint: Table
     history: Table
+    channel: Table
 
 
 def tables(prefix: str = "millstream_") -> Tables:
@@ -94,7 +95,7 @@ def tables(prefix: str = "millstream_") -> Tables:
             Column("model", long_text(), nullable=False), Column("plan_fingerprint", ident(64), nullable=False),
             Column("state", ident(32), nullable=False), Column("reason", long_text(), nullable=False), Column("desired", ident(16), nullable=False), Column("mode", ident(16), nullable=False),
             big("generation"), big("term"), big("next_epoch", default=1), big("in_flight"), big("newest_durable"), big("newest_committed"), big("restore_epoch"), Column("target", ident(16), nullable=False, default=""),
-            Column("restore_from", long_text(), nullable=False), Column("lenient", Integer, nullable=False, default=0),
+            Column("restore_from", long_text(), nullable=False), Column("lenient", Integer, nullable=False, default=0), Column("renames", long_text(), nullable=False),
             Column("aborts", Integer, nullable=False, default=0), Column("failures", Integer, nullable=False, default=0), Column("stalls", Integer, nullable=False, default=0),
             Column("restarts", Integer, nullable=False, default=0), Column("causes", long_text(), nullable=False),
             Column("wanted_savepoint", ident(128), nullable=False, default=""), Column("wants_epoch", Integer, nullable=False, default=0),
@@ -144,6 +145,11 @@ def tables(prefix: str = "millstream_") -> Tables:
             f"{p}savepoint", m,
             Column("id", ident(128), primary_key=True), Column("job", ident(64), nullable=False), big("epoch"), Column("body", long_text(), nullable=False), Column("checksum", ident(64), nullable=False),
             Column("model", long_text(), nullable=False), Column("state", ident(16), nullable=False), Column("error", long_text(), nullable=False), big("created_us"), big("rev"),
+        ),
+        channel=Table(
+            f"{p}channel", m,
+            Column("job", ident(64), primary_key=True), Column("generation", BigInteger, primary_key=True, autoincrement=False), Column("edge", ident(16), primary_key=True),
+            Column("source", Integer, primary_key=True, autoincrement=False), Column("target", Integer, primary_key=True, autoincrement=False),
         ),
         history=Table(
             f"{p}history", m,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..control import Deployment, DeployMode, EpochKind
-from ..manifest import EpochManifest, SplitState, SubtaskSnapshot
+from ..manifest import EpochManifest, Renames, SplitState, SubtaskSnapshot
 from ..plan import PartitionedPlan, Subtask
 from ..settings import StreamSettings
 from ..states import EpochState, JobState
@@ -81,6 +81,8 @@ def load_deployment(tx: Transaction, assignment: AssignmentRow, attempt: str) ->
     subtask = Subtask.parse(assignment.subtask)
     operators = plan.vertex(subtask.vertex).operators
     manifest = epochs.restored_manifest(tx, job)
+    given = msgspec.json.decode(job.renames, type=Renames)
+    renames = given.names if manifest is not None and given.epoch == manifest.epoch else {}
     rows = epochs.splits(tx, job.id)
     restored = [] if manifest is None else [s for s in manifest.subtasks if set(s.operators) & set(operators)]
     return Deployment(
@@ -99,8 +101,10 @@ def load_deployment(tx: Transaction, assignment: AssignmentRow, attempt: str) ->
         restored=needed(restored, plan, subtask, manifest),
         splits=[epochs.split_state(s) for s in rows if s.operator in operators and s.owner == subtask.index],
         known_splits={o: [s.split for s in rows if s.operator == o] for o in operators if any(s.operator == o for s in rows)},
-        rescaled=_reshaped(manifest, plan, subtask),
+        rescaled=_reshaped(manifest, plan, subtask) or bool(renames),
         lenient=bool(job.lenient),
+        renames=renames,
+        old_channels=epochs.old_channels(tx, job.id, job.generation) if subtask == plan.subtasks()[0] or job.mode == DeployMode.FINALIZE else [],
     )
 
 

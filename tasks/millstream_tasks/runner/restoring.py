@@ -30,7 +30,9 @@ def load_operators(
     for snapshot in sorted(deployment.restored, key=lambda s: Subtask.parse(s.subtask)):
         wanted = [o for o in snapshot.operators if o in by_id and by_id[o].tables]
         if wanted:
-            _load_segments(snapshot.segments, wanted, by_id, shards, storage, registry)
+            written = {new: old for old, new in deployment.renames.items()}
+            names = {o: written.get(o, o) for o in wanted}
+            _load_segments(snapshot.segments, names, by_id, shards, storage, registry)
         for operator, meta in snapshot.meta.items():
             if operator in by_id and isinstance(meta, dict):
                 metas.setdefault(operator, []).append(meta)
@@ -40,13 +42,13 @@ def load_operators(
 
 
 def _load_segments(
-    segments: list[Handle], wanted: list[str], by_id: dict[str, Operator], shards: range, storage: SnapshotStorage, registry: TypeRegistry
+    segments: list[Handle], names: dict[str, str], by_id: dict[str, Operator], shards: range, storage: SnapshotStorage, registry: TypeRegistry
 ) -> None:
-    """Segments in order: a full one, then increments. Each blob is read and verified whole before anything of it is applied."""
+    """Segments in order: a full one, then increments; ``names``: operator → the id it was written under. Each blob is read and verified whole before anything of it is applied."""
     for handle in segments:
         segment = Segment(storage.get(handle), handle.key, registry)
-        for operator in wanted:
-            segment.apply(operator, by_id[operator].tables, shards)
+        for operator, written in names.items():
+            segment.apply(written, by_id[operator].tables, shards)
 
 
 def same_shape(deployment: Deployment) -> SubtaskSnapshot | None:

@@ -18,6 +18,7 @@ from millstream_schema.control import (
     Abort,
     Ack,
     AssignSplits,
+    ChannelsDeleted,
     CommitPending,
     Committed,
     Declined,
@@ -235,6 +236,8 @@ class SubtaskRunner:
             return self._becoming_ready(retry)
         if not self._running:
             return LONG_WAIT
+        if self._ended:
+            return LONG_WAIT if retry is None else min(retry, LONG_WAIT)  # only the last commit is awaited
         if self.outputs.pump():
             return self._wait(retry)
         worked = self._read_inputs() if self.inputs else self._read_source(now)
@@ -253,6 +256,7 @@ class SubtaskRunner:
             writer.clean([c for c in self.committer.pending() if c.operator == operator])
         self._ready = True
         if self.deployment.mode is DeployMode.FINALIZE:
+            self._delete_old_channels()
             self._env.report(Committed(self.committer.committed))
             self._finish()
             return 0.0
@@ -276,6 +280,7 @@ class SubtaskRunner:
                 if not self._running and self._ready:
                     self.outputs.connect(self._env.transport)
                     self._running = True
+                    self._delete_old_channels()
                     self._last_data = self._env.clock.monotonic()
                     if self.source is not None:
                         self.source_thread = threading.get_ident()
@@ -292,6 +297,12 @@ class SubtaskRunner:
                 self.over = True
             case Lease():
                 pass
+
+    def _delete_old_channels(self) -> None:
+        """By exact name, those of older generations: nobody may publish there any more."""
+        if self.deployment.old_channels:
+            self._env.transport.delete(self.deployment.old_channels)
+            self._env.report(ChannelsDeleted())
 
     def _triggered(self, trigger: Trigger) -> None:
         """Into the pending slot: a repeat or an older epoch is refused, a newer one replaces what waits."""
@@ -570,6 +581,11 @@ class SubtaskRunner:
         return self._exhausted if self.source is not None else all(c.final for c in self.inputs)
 
     def _finish(self) -> None:
+        """The last epoch is committed: the channels that end here are not needed any more."""
+        try:
+            self._env.transport.delete([c.channel for c in self.inputs])
+        except ChannelError:
+            pass  # they expire
         self._env.report(Finished())
         self.over = True
 

@@ -1,0 +1,147 @@
+"""What all commands share: the program's own options, exit codes, and the one place that turns an error into a text on stderr.
+
+Used by ``cli`` and ``cli_jobs``. What must never happen here: a traceback without ``--debug``, a password shown, or a failure that exits 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import typer
+from typer.core import TyperGroup
+
+from millstream_schema.errors import (
+    ChannelError,
+    CommitUnknown,
+    ConfigurationError,
+    FingerprintMismatch,
+    JobConflict,
+    JobInvalid,
+    JobNotFound,
+    MillstreamError,
+    RestoreRefused,
+    SchemaMismatch,
+    SnapshotMissing,
+    SourceUnavailable,
+    StorageUnavailable,
+    StoreUnavailable,
+    UnknownFactory,
+)
+
+from . import formatting
+from .arguments import pipelines_of
+from .client import Jobs
+from .installation import VARIABLES, Installation
+
+EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2, 3, 4, 5
+_EXITS: tuple[tuple[type[Exception], int], ...] = (
+    (ConfigurationError, EXIT_USAGE),
+    (JobNotFound, EXIT_NOT_FOUND),
+    (UnknownFactory, EXIT_NOT_FOUND),
+    (SnapshotMissing, EXIT_NOT_FOUND),
+    (JobInvalid, EXIT_REFUSED),
+    (JobConflict, EXIT_REFUSED),
+    (RestoreRefused, EXIT_REFUSED),
+    (FingerprintMismatch, EXIT_REFUSED),
+    (SchemaMismatch, EXIT_REFUSED),
+    (StoreUnavailable, EXIT_UNREACHABLE),
+    (CommitUnknown, EXIT_UNREACHABLE),
+    (StorageUnavailable, EXIT_UNREACHABLE),
+    (ChannelError, EXIT_UNREACHABLE),
+    (SourceUnavailable, EXIT_UNREACHABLE),
+    (sa.exc.DBAPIError, EXIT_UNREACHABLE),
+)
+EPILOG = "\n\n".join(
+    (
+        "--database, --transport, --checkpoints, --prefix, --local, --namespace and --debug may stand anywhere in the line. Every user of a machine sees its command lines: "
+        "put a URL that holds a password into its MILLSTREAM_… variable.",
+        "Exit codes:",
+        "0 done",
+        "1 failed, or the job did",
+        "2 wrong usage or configuration",
+        "3 not found",
+        "4 refused: conflict, invalid job, or a schema that does not fit",
+        "5 database, broker or checkpoint storage cannot be reached",
+    )
+)
+_ANYWHERE = {"--database", "--transport", "--checkpoints", "--prefix", "--local", "--namespace"}
+
+
+class Commands(TyperGroup):
+    """The root command: takes the program's own options anywhere in the line, and turns errors into one text and an exit code."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _own_first(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (MillstreamError, TimeoutError, OSError, sa.exc.DBAPIError) as exc:
+            raise typer.Exit(_tell(exc, ctx.params)) from None
+        except Exception as exc:
+            if type(exc).__module__.partition(".")[0] in ("typer", "click"):
+                raise  # usage errors and exits: shown by Typer
+            raise typer.Exit(_tell(exc, ctx.params, unexpected=True)) from None
+
+
+def _own_first(args: list[str]) -> list[str]:
+    """The program's own options moved to the front, where its parser takes them."""
+    own: list[str] = []
+    rest: list[str] = []
+    i = 0
+    while i < len(args):
+        name, equals, _ = args[i].partition("=")
+        if args[i] == "--":
+            rest += args[i:]
+            break
+        if name in _ANYWHERE and not equals:
+            own += args[i : i + 2]
+            i += 2
+            continue
+        (own if name in _ANYWHERE or name == "--debug" else rest).append(args[i])
+        i += 1
+    return own + rest
+
+
+def _tell(exc: Exception, params: Mapping[str, Any], *, unexpected: bool = False) -> int:
+    """Say what is wrong on stderr; the exit code."""
+    urls = [str(v) for v in (*(params.get(f) for f in VARIABLES), *(os.environ.get(n) for n in VARIABLES.values())) if v]
+    if params.get("debug"):
+        print(formatting.scrubbed("".join(traceback.format_exception(exc)), urls), file=sys.stderr)
+    text = str(exc) or type(exc).__name__
+    if isinstance(exc, sa.exc.DBAPIError):
+        text = f"the database refused: {(str(exc.orig).splitlines() or [''])[0]}"
+    if unexpected:
+        text = f"this should not have happened: {type(exc).__name__}: {text}; run it again with --debug and report what it shows"
+    print(f"millstream: {formatting.scrubbed(text, urls)}", file=sys.stderr)
+    return next((code for kind, code in _EXITS if isinstance(exc, kind)), EXIT_FAILED)
+
+
+@dataclass
+class Given:
+    """The program's own options as given."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    local: Path | None = None
+    namespace: str = "default"
+
+    def installation(self, *, database_only: bool = False) -> Installation:
+        """From the options over the environment. ``database_only``: a command that reads and writes rows and opens neither channels nor checkpoints does not ask for them."""
+        given = {f: v for f, v in self.values.items() if v is not None}
+        if self.local is not None:
+            return Installation.local(self.local, **given)
+        found: dict[str, Any] = {f: os.environ[name] for f, name in VARIABLES.items() if os.environ.get(name)} | given
+        if database_only:
+            found = {"transport": "unix://", "checkpoints": "file:///", **found}
+        return Installation.checked(found)
+
+    def jobs(self, pipelines: str | None = None, *, build: bool = False) -> Jobs:
+        registry = pipelines_of(pipelines) if build else None
+        return Jobs(self.installation(database_only=True), registry, self.namespace)
