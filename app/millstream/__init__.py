@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from .embedded import EmbeddedCluster
     from .installation import Installation
     from .pipelines import Pipelines
+    from .worker import Millstream
 
 __version__ = importlib.metadata.version("millstream")
 
@@ -94,6 +95,7 @@ _HOMES = {
     "millstream.embedded": "EmbeddedCluster",
     "millstream.installation": "Installation",
     "millstream.pipelines": "Pipelines",
+    "millstream.worker": "Millstream",
     "millstream_schema.connectors": (
         "CheckpointParticipant CommitAnswer CommitResult Committable CommittingWriter ConnectorContext Handle PoisonPolicy Read "
         "Sink SinkCapability SinkWriter SnapshotStorage Source SourceCapability Split SplitReader Truncatable"
@@ -165,6 +167,7 @@ __all__ = [
     "KeyedStream",
     "ListState",
     "MapState",
+    "Millstream",
     "MillstreamError",
     "OperatorError",
     "OperatorListState",

@@ -27,7 +27,7 @@ from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption
 from .client import Jobs, reachable
 from .dev import DevCluster
 from .installation import Installation
-from .node_process import NodeProcess
+from .node_process import NodeProcess, celery_messages, log_to_stderr
 from .program import EPILOG, Commands, Given
 
 main = typer.Typer(cls=Commands, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False, help="Exactly-once stream jobs.")
@@ -83,15 +83,27 @@ def node(
     slots: Annotated[int, typer.Option("--slots", min=1, help="Subtasks at once.")] = 4,
     spares: Annotated[int, typer.Option("--spares", min=0, help="Subtask processes started ahead of need.")] = 1,
     no_coordinator: Annotated[bool, typer.Option("--no-coordinator", help="Run subtasks only.")] = False,
+    celery: Annotated[
+        str | None, typer.Option("--celery", help="module:attribute of the Celery application whose broker carries hints.")
+    ] = None,
+    log: Annotated[str, typer.Option("--log", envvar="MILLSTREAM_LOG", help="Level from which events are logged.")] = "info",
     with_parent: Annotated[bool, typer.Option("--with-parent", help="End when standard input ends.")] = False,
 ) -> None:
     """Run a node: subtask processes, and a coordinator that works while it holds the lease."""
     installation = ctx.obj.installation()
     pipelines_of(pipelines)
     _prove(installation)
+    log_to_stderr(log)
+    shown = name or os.uname().nodename
     with reachable(sa.make_url(installation.database)):
         process = NodeProcess(
-            installation, pipelines or "", name=name or os.uname().nodename, slots=slots, spares=spares, coordinate=not no_coordinator
+            installation,
+            pipelines or "",
+            name=shown,
+            slots=slots,
+            spares=spares,
+            coordinate=not no_coordinator,
+            messages=celery_messages(celery, installation.prefix, shown) if celery else None,
         )
     process.on_signals()
     if with_parent:
@@ -127,6 +139,7 @@ def dev(
     values, settings = config_of(config), settings_of(setting or ())
     pipelines_of(target)
     given = {f: v for f, v in ctx.obj.values.items() if v is not None and f in ("transport", "database")}
+    log_to_stderr("info")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the nodes and removes the temporary directory, as Ctrl-C does
     with DevCluster(target, directory=directory or ctx.obj.local, nodes=nodes, slots=slots, **given) as cluster:
         formatting.show(

@@ -168,9 +168,11 @@ class Jobs:
         return self._stop(name, Desired.DRAIN)
 
     def suspend(self, name: str, savepoint: str | None = None) -> str:
-        """Stop with a savepoint, nothing fired; its id. Raises JobNotFound, JobConflict."""
+        """Stop with a savepoint, nothing fired; its id, which for a repeat is the first one's. Raises JobNotFound, JobConflict."""
         chosen = self._savepoint_id(savepoint)
-        return self._stop(name, Desired.SUSPEND, chosen).wanted_savepoint
+        row = self._stop(name, Desired.SUSPEND, chosen)
+        taken = self._read(lambda tx: epochs.savepoints(tx, row.id))
+        return row.wanted_savepoint or (str(taken[-1]["id"]) if taken else chosen)
 
     def _stop(self, name: str, desired: Desired, savepoint: str = "") -> JobRow:
         row = self.find(name)

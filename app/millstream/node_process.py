@@ -95,8 +95,9 @@ class NodeProcess:
         self._loop.node = self._node
         self._coordinator: CoordinatorLoop | None = None
         if coordinate:
+            holder = f"{ids.new('coordinator')}-{os.getpid()}"  # the pid leads to the node's row, and so to whose worker coordinates
             coordinator = Coordinator(
-                self._database, self._messages.hints, clock, SystemChance(), lambda url: open_storage(url or i.checkpoints), ids.new("coordinator"),
+                self._database, self._messages.hints, clock, SystemChance(), lambda url: open_storage(url or i.checkpoints), holder,
                 i.lease_ms, i.poll_ms / 1000,
             )  # fmt: skip
             self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)

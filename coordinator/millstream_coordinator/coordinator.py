@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from millstream_schema.connectors import Handle, SnapshotStorage
+from millstream_schema.connectors import PROOF, Handle, SnapshotStorage
 from millstream_schema.errors import MillstreamError, StorageError, StoreError
 from millstream_schema.hints import Hints
 from millstream_schema.manifest import EpochManifest, open_manifest
@@ -54,6 +54,7 @@ class Coordinator:
         self._held: dict[str, float] = {}
         self._renew_at = 0.0
         self._collect_at: dict[str, float] = {}
+        self._proved: set[str] = set()
         self.leading = False
         self.term = 0
         self.set_aside = 0
@@ -98,6 +99,7 @@ class Coordinator:
         """Advance one job and remember when to look again; whatever fails is held, not raised."""
         now = self._clock.monotonic()
         try:
+            self._prove(job)
             wait = self._reconciler.advance(job)
         except MillstreamError as exc:
             self.set_aside += 1
@@ -108,6 +110,16 @@ class Coordinator:
         if now >= self._collect_at.get(job, 0.0):
             self._collect_at[job] = now + COLLECT_EVERY
             self._collect(job)
+
+    def _prove(self, job: str) -> None:
+        """Show in checkpoint storage which one it is: nodes refuse to start on another. Once per job and coordinator."""
+        if job in self._proved:
+            return
+        row = self._db.read(lambda tx: jobs.read_job(tx, job))
+        if row is not None:
+            url = msgspec.json.decode(row.settings, type=StreamSettings).checkpoints
+            self._storage(url).put(f"{PROOF}/{job}", job.encode())
+            self._proved.add(job)
 
     # -- savepoints -------------------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from millstream_schema.store.rows import EpochRow, JobRow
 def describe(tx: Transaction, job: JobRow, epochs_shown: int = 10) -> dict[str, Any]:
     """One job as JSON-able values. Times in UTC µs, durations in ms."""
     model = msgspec.json.decode(job.model, type=StreamModel)
-    rows = registry.assignments(tx, job.id, job.generation)
+    rows = registry.assignments(tx, job.id, job.generation) or registry.assignments(tx, job.id, job.generation - 1)
     uncommitted = epochs.uncommitted(tx, job.id)
     return {
         "id": job.id,

@@ -251,6 +251,10 @@ class Handle(msgspec.Struct, frozen=True, array_like=True):
     checksum: str
 
 
+PROOF = "proofs"
+"""Prefix of the blob by which the coordinator shows which storage it uses (``proofs/{job}``): nodes refuse to start on another."""
+
+
 class SnapshotStorage(Protocol):
     """Checkpoint storage: whole blobs under slash-separated keys, written once, durable when :meth:`put` returns."""
 

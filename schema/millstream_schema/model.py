@@ -14,6 +14,7 @@ import msgspec
 
 from .canonical import fingerprint
 from .connectors import Json
+from .errors import ConfigurationError, JobInvalid
 
 MODEL_FORMAT = 1
 SHARD_COUNT = 128
@@ -152,18 +153,34 @@ class Override(msgspec.Struct, frozen=True):
     """Fields of :class:`EdgeConfig` for the edges that end at the operator."""
 
 
+def changed_edge(config: EdgeConfig, changes: dict[str, Any]) -> EdgeConfig:
+    """An edge's settings with some of them changed. Raises ConfigurationError for one that does not exist or has the wrong type: a misspelt one must not be passed over."""
+    unknown = sorted(set(changes) - set(EdgeConfig.__struct_fields__))
+    if unknown:
+        raise ConfigurationError(f"edges have no setting {', '.join(unknown)}; known: {', '.join(EdgeConfig.__struct_fields__)}")
+    try:
+        return msgspec.convert({**msgspec.to_builtins(config), **changes}, EdgeConfig)
+    except msgspec.ValidationError as exc:
+        raise ConfigurationError(f"edge settings {changes}: {exc}") from exc
+
+
+def _overridden(edge: EdgeSpec, override: Override | None) -> EdgeSpec:
+    if override is None or not override.edge:
+        return edge
+    try:
+        return msgspec.structs.replace(edge, config=changed_edge(edge.config, override.edge))
+    except ConfigurationError as exc:
+        raise JobInvalid([f"override for operator {edge.target!r}: {exc}"]) from exc
+
+
 def with_overrides(model: StreamModel, parallelism: int | None, overrides: dict[str, Override]) -> StreamModel:
-    """The model with its changes applied. Raises KeyError for an operator that does not exist."""
+    """The model with its changes applied. Raises KeyError for an operator that does not exist, JobInvalid for an edge setting that does not."""
     for operator_id in overrides:
         model.operator(operator_id)
     operators = [
         msgspec.structs.replace(op, parallelism=o.parallelism) if (o := overrides.get(op.id)) and o.parallelism is not None else op
         for op in model.operators
     ]
-    edges = [
-        msgspec.structs.replace(e, config=msgspec.convert({**msgspec.to_builtins(e.config), **o.edge}, EdgeConfig))
-        if (o := overrides.get(e.target)) and o.edge
-        else e
-        for e in model.edges
-    ]
-    return msgspec.structs.replace(model, operators=operators, edges=edges, parallelism=parallelism or model.parallelism)
+    edges = [_overridden(e, overrides.get(e.target)) for e in model.edges]
+    chosen = model.parallelism if parallelism is None else parallelism
+    return msgspec.structs.replace(model, operators=operators, edges=edges, parallelism=chosen)

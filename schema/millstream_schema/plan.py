@@ -193,7 +193,7 @@ def validate(model: StreamModel) -> list[str]:
         problems.append("the job has no source")
     if not any(op.kind == "sink" for op in model.operators):
         problems.append("the job has no sink: end each stream with .sink_to(...)")
-    if not problems:
+    if len(known) == len(ids) and all(e.source in known and e.target in known for e in model.edges):
         problems += _shape_problems(model)
     problems += _component_problems(model)
     return problems

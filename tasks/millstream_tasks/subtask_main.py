@@ -133,7 +133,7 @@ def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Bo
         link.report(Failed("start", f"{type(exc).__name__}: {exc}"))
         return 1
     background = ThreadBackground("subtask")
-    environment = Environment(transport, storage, clock, background, link.report, yield_thread)
+    environment = Environment(transport, storage, clock, background, link.report, yield_thread, boot.transport.partition(":")[0])
     runner = make_runner(registry, deployment, environment)
     if runner is None:
         return 1

@@ -83,7 +83,7 @@ class SimChild:
         self._outbox: list[SubtaskMessage] = []
         pipeline, model, plan = sim.rebuilt(deployment)
         self.transport = SimTransport(sim.network)
-        environment = Environment(self.transport, sim.storage, node.clock, SimBackground(self), self._report, lambda: None)
+        environment = Environment(self.transport, sim.storage, node.clock, SimBackground(self), self._report, lambda: None, "memory")
         self.runner = SubtaskRunner(deployment, pipeline, model, plan, environment)
         sim.world.probes["restored from an epoch"] += deployment.restore_epoch > 0
         sim.world.probes["restored at another parallelism"] += deployment.rescaled

@@ -37,4 +37,5 @@ class Environment:
     background: Background
     report: Callable[[SubtaskMessage], None]
     yield_thread: Callable[[], None]
+    transport_kind: str
     objects: bool = False

@@ -40,7 +40,20 @@ from millstream_schema.control import (
     WantsEpoch,
 )
 from millstream_schema.envelope import Barrier, Envelope, Kind
-from millstream_schema.errors import ChannelError, CodecError, Fenced, MillstreamError, OperatorError, StorageError, StoreError
+from millstream_schema.errors import (
+    ChannelError,
+    CodecError,
+    Fenced,
+    JobInvalid,
+    MillstreamError,
+    OperatorError,
+    RecordError,
+    SnapshotMissing,
+    SnapshotUnreadable,
+    SourceError,
+    StorageError,
+    StoreError,
+)
 from millstream_schema.manifest import SubtaskSnapshot
 from millstream_schema.model import StreamModel
 from millstream_schema.pipeline import Pipeline
@@ -49,6 +62,7 @@ from millstream_schema.plan import PartitionedPlan, Subtask
 from ..chain import Chain, SinkOperator, build_chain, key_function
 from ..operators.base import MAX_WATERMARK, Batch, Operator
 from ..operators.stateless import AssignTimestamps
+from ..requirements import unmet
 from .committing import Committer
 from .environment import Environment, LeaseExpired
 from .inputs import Alignment, InputChannel, low_watermark
@@ -116,6 +130,9 @@ class SubtaskRunner:
         """Restore, create the channels that end here, raise the sinks' fences, begin the restored commits. READY is reported by :meth:`step`."""
         d = self.deployment
         self.guard()
+        problems = unmet(self._model, d.job, self._env.storage, self._env.transport_kind)
+        if problems:
+            raise JobInvalid([f"{self.subtask.id}: {p}" for p in problems])
         writers = self._open_sinks()
         self._build_outputs()
         self.chain = build_chain(self._model, self._vertex, self._pipeline, writers, self.outputs, self._env.clock.now_ms)
@@ -662,6 +679,11 @@ def cause_of(error: BaseException) -> str:
     """One word for metrics and budgets."""
     for kind, cause in (
         (Fenced, "fenced"),
+        (JobInvalid, "invalid"),
+        (SnapshotMissing, "unreadable"),
+        (SnapshotUnreadable, "unreadable"),
+        (RecordError, "record"),
+        (SourceError, "source"),
         (ChannelError, "channel"),
         (CodecError, "codec"),
         (StorageError, "storage"),
