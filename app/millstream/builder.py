@@ -288,7 +288,7 @@ class KeyedStream:
         for name, spec in function.states.items():
             if not isinstance(spec, StateSpec | OperatorListState):
                 raise ConfigurationError(f"state {name!r} of {function.__qualname__} is {spec!r}: use ValueState, ListState, MapState ...")
-            states[name] = spec.describe()  # type: ignore[assignment]
+            states[name] = spec.describe()
         return self.keyed("process", uid, {"process": function}, {}, states, parallelism)
 
     def tumbling(

@@ -77,9 +77,13 @@ class Jobs:
         self._database = Database(installation.database, self._clock, prefix=installation.table_prefix)
         self._operations = Operations(self._database)
         self._waiting = threading.Event()
-        with reachable(self._database.url):
-            require_file(self._database)
-            check_schema(self._database)
+        try:
+            with reachable(self._database.url):
+                require_file(self._database)
+                check_schema(self._database)
+        except BaseException:
+            self._database.close()
+            raise
 
     def close(self) -> None:
         """Give the connections back."""

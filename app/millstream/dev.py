@@ -85,7 +85,9 @@ class DevCluster:
         ]  # fmt: skip
         environment = {**os.environ, **self.installation.environment()}
         log_file = (self.directory / f"{name}.log").open("ab")
-        self.nodes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log_file, stderr=log_file, env=environment, start_new_session=True)
+        self.nodes[name] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log_file, stderr=log_file, env=environment, start_new_session=True
+        )
         log_file.close()
 
     def _supervise(self) -> None:

@@ -26,7 +26,7 @@ from millstream_schema.states import JobState
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.rows import JobRow
-from millstream_tasks.node import NoEvents, Node, NodeSettings
+from millstream_tasks.node import Node, NodeSettings, NoEvents
 from millstream_tasks.opening import open_storage
 from millstream_tasks.shell.node_loop import NodeLoop
 from millstream_tasks.shell.threads import ThreadLauncher
@@ -60,7 +60,15 @@ class EmbeddedCluster:
     as between processes. ``slots``: subtasks at once.
     """
 
-    def __init__(self, pipelines: Pipelines, *, directory: str | Path | None = None, database: str | None = None, slots: int = 64, encode: bool = False) -> None:
+    def __init__(
+        self,
+        pipelines: Pipelines,
+        *,
+        directory: str | Path | None = None,
+        database: str | None = None,
+        slots: int = 64,
+        encode: bool = False,
+    ) -> None:
         self._pipelines = pipelines
         self._temporary = tempfile.TemporaryDirectory(prefix="millstream-") if directory is None else None
         self._directory = Path(self._temporary.name if self._temporary else directory or "").absolute()
@@ -77,7 +85,9 @@ class EmbeddedCluster:
         create_schema(self.database)
         self.operations = Operations(self.database)
         self._hints = _LocalHints()
-        self._coordinator = Coordinator(self.database, self._hints, clock, SystemChance(), self._storage, self._ids.new("coordinator"), 10_000)
+        self._coordinator = Coordinator(
+            self.database, self._hints, clock, SystemChance(), self._storage, self._ids.new("coordinator"), 10_000
+        )
         self._coordinator_loop = CoordinatorLoop(self._coordinator)
         self._node_loop = NodeLoop()
         self._launcher = ThreadLauncher(self._pipelines.registry, clock, self._storage, self._node_loop.wake, encode=self._encode)
@@ -148,5 +158,3 @@ class EmbeddedCluster:
         self.database.close()
         if self._temporary is not None:
             self._temporary.cleanup()
-
-

@@ -80,7 +80,10 @@ class Installation(pydantic.BaseModel):
         try:
             return cls.model_validate(values)
         except pydantic.ValidationError as exc:
-            wrong = "; ".join(f"{'.'.join(map(str, e['loc']))} ({VARIABLES.get(str(e['loc'][0]), 'no variable')}): {e['msg']}" for e in exc.errors(include_input=False))
+            wrong = "; ".join(
+                f"{'.'.join(map(str, e['loc']))} ({VARIABLES.get(str(e['loc'][0]), 'no variable')}): {e['msg']}"
+                for e in exc.errors(include_input=False)
+            )
             raise ConfigurationError(f"the installation is not configured: {wrong}") from None
 
     def environment(self) -> dict[str, str]:

@@ -77,7 +77,9 @@ class CeleryMessages:
 
     # -- threads
 
-    def start(self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]) -> None:
+    def start(
+        self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
+    ) -> None:
         """Begin to send and to deliver. ``node_id``: the node's present id, new after each registration; its queue follows."""
         self._spawn("send", self._send_all)
         self._spawn("receive", lambda: self._receive_all(to_node, to_coordinator, node_id))
@@ -104,7 +106,9 @@ class CeleryMessages:
     def _send_all(self) -> None:
         with self._connection() as connection, connection.channel() as channel:
             producer = Producer(channel, serializer="json")
-            dispatcher = self._app.events.Dispatcher(connection, channel=channel, hostname=self._hostname, enabled=True, buffer_while_offline=False)
+            dispatcher = self._app.events.Dispatcher(
+                connection, channel=channel, hostname=self._hostname, enabled=True, buffer_while_offline=False
+            )
             while not self._closed:
                 self._ready.wait(1.0)
                 self._ready.clear()
@@ -118,7 +122,13 @@ class CeleryMessages:
             producer.publish(body, exchange="", routing_key=control_queue(self._prefix, item.node), expiration=EXPIRES, retry=False)
         elif kind == "job":
             self._app.send_task(
-                ADVANCE, args=[item.job], queue=coordinator_queue(self._prefix), expires=EXPIRES, ignore_result=True, producer=producer, retry=False
+                ADVANCE,
+                args=[item.job],
+                queue=coordinator_queue(self._prefix),
+                expires=EXPIRES,
+                ignore_result=True,
+                producer=producer,
+                retry=False,
             )
         else:
             self._event(dispatcher, *item)
@@ -137,7 +147,9 @@ class CeleryMessages:
         else:
             dispatcher.send("task-failed", uuid=uuid, exception=detail[:500], traceback="")
 
-    def _receive_all(self, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]) -> None:
+    def _receive_all(
+        self, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
+    ) -> None:
         def on_control(body: Any, _message: Message) -> None:
             hint = _node_hint(body)
             if hint is not None:

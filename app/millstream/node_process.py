@@ -26,7 +26,7 @@ from millstream_schema.hints import Hints, JobHint, NodeHint, NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import check_schema
-from millstream_tasks.node import NoEvents, Node, NodeEvents, NodeSettings
+from millstream_tasks.node import Node, NodeEvents, NodeSettings, NoEvents
 from millstream_tasks.opening import open_storage
 from millstream_tasks.shell.node_loop import NodeLoop
 from millstream_tasks.shell.processes import ProcessLauncher
@@ -72,7 +72,15 @@ class NodeProcess:
     """Wires a node (and a coordinator) to an installation and runs until stopped."""
 
     def __init__(
-        self, installation: Installation, pipelines: str, *, name: str, slots: int, spares: int = 1, coordinate: bool = True, messages: Messages | None = None
+        self,
+        installation: Installation,
+        pipelines: str,
+        *,
+        name: str,
+        slots: int,
+        spares: int = 1,
+        coordinate: bool = True,
+        messages: Messages | None = None,
     ) -> None:
         self._installation = installation
         self._messages = messages or NoMessages()
@@ -190,7 +198,13 @@ def main(argv: list[str] | None = None) -> int:
     installation = Installation.from_environment(os.environ)
     messages = celery_messages(args.celery, installation.prefix, args.name) if args.celery else None
     process = NodeProcess(
-        installation, args.pipelines, name=args.name, slots=args.slots, spares=args.spares, coordinate=not args.no_coordinator, messages=messages
+        installation,
+        args.pipelines,
+        name=args.name,
+        slots=args.slots,
+        spares=args.spares,
+        coordinate=not args.no_coordinator,
+        messages=messages,
     )
     process.on_signals()
     process.until_stdin_ends()

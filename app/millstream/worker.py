@@ -33,7 +33,15 @@ class Millstream:
     """
 
     def __init__(
-        self, app: Celery, installation: Installation, *, celery_app: str, pipelines: str, slots: int = 4, spares: int = 1, tick: float = 5.0
+        self,
+        app: Celery,
+        installation: Installation,
+        *,
+        celery_app: str,
+        pipelines: str,
+        slots: int = 4,
+        spares: int = 1,
+        tick: float = 5.0,
     ) -> None:
         if slots < 0 or tick <= 0:
             raise ConfigurationError(f"slots must not be negative and tick must be positive, not {slots} and {tick}")
@@ -49,11 +57,11 @@ class Millstream:
         app = self.app
         queue = coordinator_queue(self.installation.prefix)
 
-        @app.task(name=TICK, ignore_result=True)
+        @app.task(name=TICK, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
         def millstream_tick() -> None:
             """Taken by the coordinator's lane of a node process; in a task pool there is nothing to do."""
 
-        @app.task(name=ADVANCE, ignore_result=True)
+        @app.task(name=ADVANCE, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
         def millstream_advance(job: str) -> None:
             """Taken by the coordinator's lane of a node process; in a task pool there is nothing to do."""
 

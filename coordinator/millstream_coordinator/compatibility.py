@@ -27,7 +27,9 @@ def differences(manifest: EpochManifest, old: StreamModel, new: StreamModel, ren
         keeps = op.kind in STATEFUL or op.kind in ("source", "sink")
         if now is None:
             if keeps:
-                found.append(f"operator {op.id!r} ({op.kind}) keeps state and is gone: map its new uid by renames, or restore leniently to drop it")
+                found.append(
+                    f"operator {op.id!r} ({op.kind}) keeps state and is gone: map its new uid by renames, or restore leniently to drop it"
+                )
             continue
         if now.kind != op.kind and keeps:
             found.append(f"operator {name!r} was a {op.kind} and is a {now.kind}")

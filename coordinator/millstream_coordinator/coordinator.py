@@ -27,6 +27,7 @@ HELD = 5.0
 """Seconds a job whose handling failed is left alone."""
 COLLECT_EVERY = 10.0
 EPOCHS_KEPT = 100
+MIN_TICK_US = 500_000
 
 
 class Coordinator:
@@ -68,6 +69,17 @@ class Coordinator:
             self.leading = False
         self._renew_at = self._clock.monotonic() + self._lease_us / 3e6
         return self.leading
+
+    def tick(self) -> bool:
+        """Beat's tick (or another worker's): renew, and take over if the lease has expired. One younger than half a second after the last is passed over."""
+        try:
+            counts = self._db.run(lambda tx: registry.mark_tick(tx, MIN_TICK_US))
+        except StoreError as exc:
+            log.warning("tick not recorded", error=str(exc))
+            return False
+        if counts:
+            self.renew()
+        return counts
 
     def release(self) -> None:
         """Give the lease back at a clean shut-down, so that another takes over at once."""

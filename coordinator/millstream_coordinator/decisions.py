@@ -112,7 +112,20 @@ class OwnSplits(msgspec.Struct, frozen=True, tag=True):
     owners: list[tuple[str, str, int]]
 
 
-Step = Wait | Deploy | BecomeRunning | Restart | Finalize | End | TriggerEpoch | AbortEpoch | Precommit | MakeDurable | MarkCommitted | OwnSplits
+Step = (
+    Wait
+    | Deploy
+    | BecomeRunning
+    | Restart
+    | Finalize
+    | End
+    | TriggerEpoch
+    | AbortEpoch
+    | Precommit
+    | MakeDurable
+    | MarkCommitted
+    | OwnSplits
+)
 
 
 def next_step(view: JobView) -> Step:

@@ -24,10 +24,13 @@ class CoordinatorLoop:
         self._event = threading.Event()
         self._hints: deque[str] = deque()
         self._stop = False
+        self._ticked = False
 
     def hint(self, hint: JobHint) -> None:
-        """Thread-safe."""
-        if hint.job and hint.job not in self._hints:
+        """A job to look at; without one, a tick. Thread-safe."""
+        if not hint.job:
+            self._ticked = True
+        elif hint.job not in self._hints:
             self._hints.append(hint.job)
         self._event.set()
 
@@ -40,6 +43,9 @@ class CoordinatorLoop:
         while not self._stop:
             self._event.clear()
             try:
+                if self._ticked:
+                    self._ticked = False
+                    self._coordinator.tick()
                 while self._hints:
                     self._coordinator.look(self._hints.popleft())
                 wait = self._coordinator.sweep()

@@ -43,7 +43,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     renames: dict[str, str] = {}
 
 
-def compiled(pipeline: Pipeline, parallelism: int | None, overrides: dict[str, Override], settings: StreamSettings) -> tuple[StreamModel, PartitionedPlan]:
+def compiled(
+    pipeline: Pipeline, parallelism: int | None, overrides: dict[str, Override], settings: StreamSettings
+) -> tuple[StreamModel, PartitionedPlan]:
     """Plan; raises JobInvalid with everything that is wrong: connectors, model and settings at once."""
     problems = [*pipeline.problems, *settings.problems(), *_change_problems(parallelism, overrides)]
     try:
@@ -191,7 +193,17 @@ class Operations:
             if row.newest_committed >= row.newest_durable:
                 return row
             now = tx.now_us()
-            jobs.update_job(tx, row, state=JobState.STOPPING, target=row.state, mode="finalize", ended=0, stopping_us=now, deployed_us=0, pending_commits="[]")
+            jobs.update_job(
+                tx,
+                row,
+                state=JobState.STOPPING,
+                target=row.state,
+                mode="finalize",
+                ended=0,
+                stopping_us=now,
+                deployed_us=0,
+                pending_commits="[]",
+            )
             jobs.add_history(tx, job, "asked", "commit")
             return _locked(tx, job)
 
@@ -246,8 +258,11 @@ def _renames(manifest: EpochManifest, s: Submission) -> str:
     return msgspec.json.encode(Renames(manifest.epoch, s.renames)).decode()
 
 
+def text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 def _new_job(s: Submission, model: StreamModel, plan: PartitionedPlan) -> dict[str, Any]:
-    text = lambda value: msgspec.json.encode(value).decode()  # noqa: E731
     return {
         "id": s.job, "namespace": s.namespace, "name": s.name, "factory": s.factory, "config": text(s.config), "parallelism": s.parallelism,
         "overrides": text(s.overrides), "settings": text(s.settings), "plan": text(plan), "model": text(model), "plan_fingerprint": plan.fingerprint(),

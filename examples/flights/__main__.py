@@ -20,14 +20,21 @@ from typing import Any
 
 from examples.data.fetch_full import FetchFailed, fetch
 from examples.flights.reference import CREATE, SELECT, Row, answer, difference
-from millstream import RestartPolicy, StreamSettings
-from millstream.dev import DevCluster
 from rich.console import Console
 from rich.table import Table
 
+from millstream import RestartPolicy, StreamSettings
+from millstream.dev import DevCluster
+
 MONTH = Path(__file__).parents[1] / "data" / "flights-2013-01.csv.gz"
 SETTINGS = StreamSettings(
-    epoch_interval_ms=1000, lease_ms=3000, renew_ms=750, idle_in_transaction_ms=900, liveness_ms=2400, source_batch=200, restart=RestartPolicy(failures=10)
+    epoch_interval_ms=1000,
+    lease_ms=3000,
+    renew_ms=750,
+    idle_in_transaction_ms=900,
+    liveness_ms=2400,
+    source_batch=200,
+    restart=RestartPolicy(failures=10),
 )
 console = Console()
 

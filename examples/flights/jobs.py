@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pydantic
+
 from millstream import FileSource, JobBuilder, Pipelines, SqlAppendSink
 
 OUT_OF_ORDERNESS_MS = 24 * 3_600_000

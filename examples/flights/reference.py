@@ -21,7 +21,9 @@ def answer(table: Path) -> dict[tuple[str, str, int], tuple[int, int, int]]:
     totals: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     with table.open(newline="") as file:
         for flight in csv.DictReader(file):
-            departs = datetime.strptime(flight["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) + timedelta(minutes=int(flight["minute"]))
+            departs = datetime.strptime(flight["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) + timedelta(
+                minutes=int(flight["minute"])
+            )
             midnight = departs.replace(hour=0, minute=0)
             entry = totals[flight["carrier"], flight["origin"], int(midnight.timestamp() * 1000)]
             entry[0] += 1

@@ -196,7 +196,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     values: dict[str, Any]
 
 
-SubtaskMessage = Ready | Ack | Declined | Committed | CommitPending | Discovered | Exhausted | WantsEpoch | Finished | Failed | ChannelsDeleted | Stats
+SubtaskMessage = (
+    Ready | Ack | Declined | Committed | CommitPending | Discovered | Exhausted | WantsEpoch | Finished | Failed | ChannelsDeleted | Stats
+)
 
 
 _encoder = msgspec.msgpack.Encoder()

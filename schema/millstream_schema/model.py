@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -62,8 +62,8 @@ class EdgeConfig(msgspec.Struct, frozen=True):
     batch_bytes: int = 1 << 20
     linger_ms: int = 5
     mode: EdgeMode = EdgeMode.CREDIT_BASED
-    compression: str | None = None
-    codec: str = "msgpack"
+    compression: Literal["zstd"] | None = None
+    codec: Literal["msgpack", "json"] = "msgpack"
     verify_serialization: bool = False
 
 
@@ -157,11 +157,11 @@ def changed_edge(config: EdgeConfig, changes: dict[str, Any]) -> EdgeConfig:
     """An edge's settings with some of them changed. Raises ConfigurationError for one that does not exist or has the wrong type: a misspelt one must not be passed over."""
     unknown = sorted(set(changes) - set(EdgeConfig.__struct_fields__))
     if unknown:
-        raise ConfigurationError(f"edges have no setting {', '.join(unknown)}; known: {', '.join(EdgeConfig.__struct_fields__)}")
+        raise ConfigurationError(f"an edge has no setting {', '.join(unknown)}; known: {', '.join(EdgeConfig.__struct_fields__)}")
     try:
         return msgspec.convert({**msgspec.to_builtins(config), **changes}, EdgeConfig)
     except msgspec.ValidationError as exc:
-        raise ConfigurationError(f"edge settings {changes}: {exc}") from exc
+        raise ConfigurationError(f"an edge setting has a wrong value: {exc}") from exc
 
 
 def _overridden(edge: EdgeSpec, override: Override | None) -> EdgeSpec:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from .connectors import Json, Sink, Source
 from .errors import FingerprintMismatch, UnknownFactory
@@ -31,10 +31,8 @@ class Pipeline:
         return self.functions[operator, role]
 
 
-class PipelineFactory(Protocol):
-    """Builds the pipeline of a job from its config."""
-
-    def __call__(self, config: dict[str, Json]) -> Pipeline: ...
+PipelineFactory = Callable[[dict[str, Json]], Pipeline]
+"""Builds the pipeline of a job from its config."""
 
 
 class FactoryRegistry:

@@ -254,7 +254,9 @@ def _component_problems(model: StreamModel) -> list[str]:
         if not model.components.has("codec", edge.config.codec):
             problems.append(f"edge {edge.id!r}: codec {edge.config.codec!r} is not in the components registry")
         if edge.value_type != "any" and not model.components.has("value_type", edge.value_type):
-            problems.append(f"edge {edge.id!r}: value type {edge.value_type!r} is not in the components registry: job.register_type(...) it")
+            problems.append(
+                f"edge {edge.id!r}: value type {edge.value_type!r} is not in the components registry: job.register_type(...) it"
+            )
     for req in model.requirements:
         if req.name not in KNOWN_REQUIREMENTS:
             problems.append(f"unknown requirement {req.name!r}; known: {', '.join(sorted(KNOWN_REQUIREMENTS))}")

@@ -280,10 +280,7 @@ class Node:
             d, s = hosted.deployment, hosted.stats
             amount = s.progress if not s.busy else max(s.progress, hosted.written + 1)
             hosted.written = amount
-            text = msgspec.json.encode(s.values).decode()
-            writes.append(
-                lambda tx, d=d, n=amount, t=text: registry.progress_assignment(tx, d.job, d.generation, d.subtask, d.attempt, n, t)
-            )  # type: ignore[misc]
+            writes.append(_progress_of(d, amount, msgspec.json.encode(s.values).decode()))
         return writes
 
     def _reap(self, rows: list[AssignmentRow]) -> None:
@@ -490,6 +487,10 @@ class Node:
     def hosted(self) -> list[tuple[Key, Deployment]]:
         """What runs here now."""
         return [(k, h.deployment) for k, h in self._hosted.items() if h.child is not None]
+
+
+def _progress_of(d: Deployment, amount: int, stats: str) -> Write:
+    return lambda tx: registry.progress_assignment(tx, d.job, d.generation, d.subtask, d.attempt, amount, stats)
 
 
 __all__ = ["Child", "Launcher", "NoEvents", "Node", "NodeEvents", "NodeSettings"]

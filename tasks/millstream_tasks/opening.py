@@ -25,7 +25,9 @@ def open_transport(url: str, prefix: str) -> Transport:
 
             return RabbitTransport(url, prefix=prefix)
     except ImportError as exc:
-        raise ConfigurationError(f"transport {scheme!r} needs a driver ({exc.name}): install millstream[redis] or millstream[rabbitmq]") from exc
+        raise ConfigurationError(
+            f"transport {scheme!r} needs a driver ({exc.name}): install millstream[redis] or millstream[rabbitmq]"
+        ) from exc
     raise ConfigurationError(f"transport {scheme!r} is not known: use unix:///directory, redis://host or amqp://host")
 
 

@@ -9,6 +9,7 @@ from millstream_schema.connectors import PROOF, SnapshotStorage
 from millstream_schema.errors import StorageError
 from millstream_schema.model import Guarantee, StreamModel, StreamRequirement
 
+
 def unmet(model: StreamModel, job: str, storage: SnapshotStorage, transport: str) -> list[str]:
     """What this node cannot give, one sentence each."""
     return [problem for r in model.requirements if (problem := _unmet(r, model, job, storage, transport))]

@@ -1,15 +1,17 @@
-"""The blob one subtask writes for one epoch: keyed state by operator, state name and shard.
+"""The blob one subtask writes for one epoch: keyed state by operator, state name and namespace, for a range of shards.
 
-Written on the background thread, read when a subtask is restored, by whatever subtask owns the shard then. Paths inside name operator, state and shard;
-never attempt, node or generation. What must never happen here: a partly applied segment. The whole blob is verified by its handle's checksum before.
+Written on the background thread, read when a subtask is restored, by whatever subtask owns a key's shard then: keys are not sorted by shard when they are written (that
+costs more than all the rest, at every epoch) but picked by shard when they are read, and only if the reader owns other shards than the writer did. Paths inside name
+operator and state; never attempt, node or generation. What must never happen here: a partly applied segment. The whole blob is verified by its handle's checksum before.
 
-Layout: magic, header length (u32), header (msgpack), payload. The header lists (operator, state, op, namespace, shard, count, key range, value range).
+Layout: magic, header length (u32), header (msgpack), payload. The header lists (operator, state, op, namespace, count, key range, value range).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from itertools import compress, islice
 from typing import Any
 
 import msgspec
@@ -23,39 +25,46 @@ from .state import GONE, KeyedTable, Namespace, TableCut
 MAGIC = b"MSG1"
 _LENGTH = struct.Struct("<I")
 PUT, DEL, DROP = "put", "del", "drop"
+RUN = 4096
+"""Keys encoded at a time: about a millisecond, so that the subtask's thread is not kept waiting for the interpreter; their values stay in the CPU's cache meanwhile."""
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """One run of keys of one shard. Offsets count from the start of the payload."""
+    """One run of keys. Offsets count from the start of the payload."""
 
     operator: str
     state: str
     op: str
     namespace: int | None
-    shard: int
     count: int
     keys: tuple[int, int]
     values: tuple[int, int]
 
 
 class Header(msgspec.Struct, frozen=True):
+    """``shards``: first shard the writer owned and the one behind its last, of ``shard_count``."""
+
     entries: list[Entry]
     full: bool
+    shards: tuple[int, int]
+    shard_count: int
 
 
 class SegmentWriter:
     """Collects cuts and gives the blob. ``pause`` is called between runs of a few thousand keys so that other threads get their turn."""
 
-    def __init__(self, registry: TypeRegistry, shard_count: int, full: bool, pause: Callable[[], None]) -> None:
+    def __init__(self, registry: TypeRegistry, shards: range, shard_count: int, full: bool, pause: Callable[[], None]) -> None:
         self._registry = registry
-        self._shards = shard_count
+        self._shards = shards
+        self._shard_count = shard_count
         self._full = full
         self._pause = pause
         self._entries: list[Entry] = []
         self._parts: list[bytes] = []
         self._size = 0
 
-    def _append(self, data: bytes) -> tuple[int, int]:
+    def _append(self, column: list[Any]) -> tuple[int, int]:
+        data = encode_column(column, self._registry)
         at = self._size
         self._parts.append(data)
         self._size += len(data)
@@ -64,33 +73,26 @@ class SegmentWriter:
     def table(self, operator: str, cut: TableCut) -> None:
         """Add one table's cut."""
         for ns in sorted(cut.dropped, key=lambda n: (n is not None, n)):
-            self._entries.append(Entry(operator, cut.name, DROP, ns, -1, 0, (0, 0), (0, 0)))
+            self._entries.append(Entry(operator, cut.name, DROP, ns, 0, (0, 0), (0, 0)))
         for ns, pane in cut.panes.items():
             self._pane(operator, cut.name, ns, pane)
 
     def _pane(self, operator: str, state: str, ns: Namespace, pane: dict[Any, Any]) -> None:
-        buckets: dict[int, list[Any]] = {}
-        shards = self._shards
-        for n, key in enumerate(pane):
-            buckets.setdefault(shard_of(key, shards), []).append(key)
-            if n & 0xFFF == 0xFFF:
-                self._pause()
-        for shard in sorted(buckets):
-            keys = buckets[shard]
-            gone = [k for k in keys if pane[k] is GONE]
-            if gone:
-                self._entries.append(Entry(operator, state, DEL, ns, shard, len(gone), self._append(self._encode(gone)), (0, 0)))
-                keys = [k for k in keys if pane[k] is not GONE]
+        all_keys, all_values = iter(pane), iter(pane.values())
+        while keys := list(islice(all_keys, RUN)):
+            values = list(islice(all_values, RUN))
+            if type(GONE) in set(map(type, values)):
+                lives = [value is not GONE for value in values]
+                gone = [key for key, alive in zip(keys, lives) if not alive]
+                self._entries.append(Entry(operator, state, DEL, ns, len(gone), self._append(gone), (0, 0)))
+                keys, values = list(compress(keys, lives)), list(compress(values, lives))
             if keys:
-                where = self._append(self._encode(keys)), self._append(self._encode([pane[k] for k in keys]))
-                self._entries.append(Entry(operator, state, PUT, ns, shard, len(keys), *where))
+                self._entries.append(Entry(operator, state, PUT, ns, len(keys), self._append(keys), self._append(values)))
             self._pause()
 
-    def _encode(self, column: list[Any]) -> bytes:
-        return encode_column(column, self._registry)
-
     def finish(self) -> bytes:
-        header = msgspec.msgpack.encode(Header(self._entries, self._full))
+        shards = (self._shards.start, self._shards.stop)
+        header = msgspec.msgpack.encode(Header(self._entries, self._full, shards, self._shard_count))
         return b"".join((MAGIC, _LENGTH.pack(len(header)), header, *self._parts))
 
 
@@ -123,8 +125,10 @@ class Segment:
 
     def apply(self, operator: str, tables: dict[str, KeyedTable], shards: range) -> None:
         """Load what this segment holds of ``operator`` for ``shards`` into its tables, which must exist."""
+        first, stop = self.header.shards
+        mixed = first not in shards or stop - 1 not in shards
         for e in self.header.entries:
-            if e.operator != operator or (e.shard >= 0 and e.shard not in shards):
+            if e.operator != operator:
                 continue
             table = tables[e.state]
             if e.op == DROP:
@@ -133,12 +137,20 @@ class Segment:
             keys = self._column(e.keys)
             if len(keys) != e.count:
                 raise SnapshotUnreadable(
-                    f"snapshot segment {self._name}: {e.operator}/{e.state}/{e.shard} has {len(keys)} keys, {e.count} listed"
+                    f"snapshot segment {self._name}: {e.operator}/{e.state} has {len(keys)} keys where {e.count} are listed"
                 )
+            mine = [shard_of(key, self.header.shard_count) in shards for key in keys] if mixed else None
             if e.op == DEL:
-                table.unload(e.namespace, keys)
-            else:
-                table.load(e.namespace, keys, self._column(e.values))
+                table.unload(e.namespace, keys if mine is None else list(compress(keys, mine)))
+                continue
+            values = self._column(e.values)
+            if len(values) != len(keys):
+                raise SnapshotUnreadable(
+                    f"snapshot segment {self._name}: {e.operator}/{e.state} has {len(keys)} keys and {len(values)} values"
+                )
+            if mine is not None:
+                keys, values = list(compress(keys, mine)), list(compress(values, mine))
+            table.load(e.namespace, keys, values)
 
 
 def states_of(segments: Iterable[Segment], operator: str) -> set[str]:

@@ -313,7 +313,9 @@ class SimHints:
     def to_node(self, hint: NodeHint) -> None:
         """To the node that is meant; now and then to another, which has to pass it over."""
         for node in self._sim.nodes:
-            if (node.node is not None and node.node.id == hint.node) or self._sim.world.strikes(self._sim.world.faults.hint, "hint: astray"):
+            if (node.node is not None and node.node.id == hint.node) or self._sim.world.strikes(
+                self._sim.world.faults.hint, "hint: astray"
+            ):
                 self._send(lambda n=node: n.poke(hint))  # type: ignore[misc]
 
     def to_coordinator(self, hint: JobHint) -> None:

@@ -104,7 +104,9 @@ def load_deployment(tx: Transaction, assignment: AssignmentRow, attempt: str) ->
         rescaled=_reshaped(manifest, plan, subtask) or bool(renames),
         lenient=bool(job.lenient),
         renames=renames,
-        old_channels=epochs.old_channels(tx, job.id, job.generation) if subtask == plan.subtasks()[0] or job.mode == DeployMode.FINALIZE else [],
+        old_channels=epochs.old_channels(tx, job.id, job.generation)
+        if subtask == plan.subtasks()[0] or job.mode == DeployMode.FINALIZE
+        else [],
     )
 
 

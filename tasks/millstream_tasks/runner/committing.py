@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream_schema.connectors import CommitAnswer, Committable, CommitResult, CommittingWriter
+from millstream_schema.connectors import CommitAnswer, CommitResult, Committable, CommittingWriter
 from millstream_schema.errors import Fenced, StoreError
 
 from .environment import Background

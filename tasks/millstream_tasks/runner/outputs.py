@@ -12,7 +12,9 @@ from typing import Any
 
 from millstream_schema.canonical import owner_of, shard_of
 from millstream_schema.channels import ChannelId, ChannelWriter, Frame, Transport
-from millstream_schema.envelope import Barrier, Batch as WireBatch, Envelope, Kind, encode_batches, encode_envelope
+from millstream_schema.envelope import Barrier, Envelope, Kind, encode_batches, encode_envelope
+from millstream_schema.envelope import Batch as WireBatch
+from millstream_schema.errors import ChannelError
 from millstream_schema.model import EdgeConfig, Partitioning
 from millstream_schema.plan import PlanEdge
 from millstream_schema.values import TypeRegistry
@@ -111,6 +113,15 @@ class OutputChannel:
     def credit(self) -> int:
         """Envelopes that may be sent before the consumer reports."""
         return 0 if self._writer is None else self._writer.reported + self.config.capacity - self._number
+
+    def status(self) -> dict[str, Any]:
+        """Depth (envelopes sent and not yet reported, and those that wait for credit) and credit. Never raises: it is only looked at."""
+        try:
+            credit = self.credit()
+        except ChannelError:
+            credit = 0
+        waiting = len(self._waiting)
+        return {"channel": self.channel.name(""), "depth": self.config.capacity - credit, "waiting": waiting, "credit": credit}
 
     def close(self) -> None:
         if self._writer is not None:

@@ -140,7 +140,12 @@ class SourceDriver:
                 del self._owned[o.split_id]
 
     def participants(self) -> list[tuple[str, CheckpointParticipant]]:
-        return [(f"{self.id}/{o.split_id}", o.reader) for o in self._owned.values() if isinstance(o.reader, CheckpointParticipant)]
+        found: list[tuple[str, CheckpointParticipant]] = []
+        for o in self._owned.values():
+            reader: object = o.reader
+            if isinstance(reader, CheckpointParticipant):
+                found.append((f"{self.id}/{o.split_id}", reader))
+        return found
 
     def close(self) -> None:
         for o in self._owned.values():

@@ -42,7 +42,12 @@ def load_operators(
 
 
 def _load_segments(
-    segments: list[Handle], names: dict[str, str], by_id: dict[str, Operator], shards: range, storage: SnapshotStorage, registry: TypeRegistry
+    segments: list[Handle],
+    names: dict[str, str],
+    by_id: dict[str, Operator],
+    shards: range,
+    storage: SnapshotStorage,
+    registry: TypeRegistry,
 ) -> None:
     """Segments in order: a full one, then increments; ``names``: operator → the id it was written under. Each blob is read and verified whole before anything of it is applied."""
     for handle in segments:

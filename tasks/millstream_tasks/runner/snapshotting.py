@@ -43,6 +43,7 @@ class Snapshotter:
         environment: Environment,
         registry: TypeRegistry,
         settings: StreamSettings,
+        shards: range,
         shard_count: int,
         prefix: str,
         name: str,
@@ -52,7 +53,8 @@ class Snapshotter:
         self._yield = environment.yield_thread
         self._registry = registry
         self._settings = settings
-        self._shards = shard_count
+        self._shards = shards
+        self._shard_count = shard_count
         self._prefix = prefix
         self._name = name
         self._base: list[Handle] = []
@@ -77,7 +79,7 @@ class Snapshotter:
             or self._base_entries > DELTA_LIMIT * max(live, 1)
         )
         cuts = [(o.id, self._merged(o.id, t.cut(full), older)) for o in self._operators for t in o.tables.values()]
-        writer = SegmentWriter(self._registry, self._shards, full, self._yield)
+        writer = SegmentWriter(self._registry, self._shards, self._shard_count, full, self._yield)
         capture = Capture(epoch, full, cuts, [] if full else list(self._base), writer)
         for operator, cut in cuts:
             capture.entries += cut.entries() + len(cut.dropped)

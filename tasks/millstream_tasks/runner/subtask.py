@@ -116,6 +116,9 @@ class SubtaskRunner:
         self._in_turn = 0
         self.counters: dict[str, int] = {"records_in": 0, "poison": 0, "snapshots": 0, "declined": 0}
         self.longest_cut = 0.0
+        self._seconds = {"busy": 0.0, "idle": 0.0, "backpressured": 0.0}
+        self._step_ended = environment.clock.monotonic()
+        self._waiting_for = "idle"
         self.inputs: list[InputChannel] = []
         self.source: SourceDriver | None = None
         self.chain: Chain
@@ -150,6 +153,7 @@ class SubtaskRunner:
             self._env,
             self._pipeline.types,
             self._settings,
+            self._plan.shards(self.subtask),
             self._plan.shard_count,
             d.job,
             f"{self.subtask.vertex}-{self.subtask.index}",
@@ -235,10 +239,14 @@ class SubtaskRunner:
         """Do a bounded amount of work; seconds until there may be more, 0 when there is more now. Errors end the attempt: see :meth:`fail`."""
         self.guard()
         self.busy = True
+        began = self._env.clock.monotonic()
+        self._seconds[self._waiting_for] += began - self._step_ended
         try:
             return self._step()
         finally:
             self.busy = False
+            self._step_ended = self._env.clock.monotonic()
+            self._seconds["busy"] += self._step_ended - began
 
     def _step(self) -> float:
         while self._control:
@@ -255,8 +263,10 @@ class SubtaskRunner:
             return LONG_WAIT
         if self._ended:
             return LONG_WAIT if retry is None else min(retry, LONG_WAIT)  # only the last commit is awaited
+        self._waiting_for = "backpressured"
         if self.outputs.pump():
             return self._wait(retry)
+        self._waiting_for = "idle"
         worked = self._read_inputs() if self.inputs else self._read_source(now)
         self._timers(now)
         self._linger(now, worked)
@@ -648,6 +658,10 @@ class SubtaskRunner:
             "skipped": self.source.skipped if self.source else 0,
             "dead_lettered": self.source.dead if self.source else 0,
             "longest_cut_ms": round(self.longest_cut * 1000, 3),
+            "watermark_lag_ms": self._env.clock.now_ms() - watermark if watermark is not None and abs(watermark) < MAX_WATERMARK else None,
+            "state_bytes": self.snapshotter.size if self._ready and self.deployment.mode is DeployMode.RUN else 0,
+            **{f"{name}_ms": round(seconds * 1000) for name, seconds in self._seconds.items()},
+            "channels": [c.status() for c in self.outputs.channels] if self._running else [],
         }
         return Stats(self.progress, self.busy, values)
 

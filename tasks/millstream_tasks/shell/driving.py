@@ -51,5 +51,3 @@ def drive(runner: SubtaskRunner, transport: Transport, stopped: Callable[[], boo
         runner.fail(exc)
     finally:
         runner.close()
-
-

@@ -36,7 +36,9 @@ class ThreadChild:
         launcher = self._launcher
         background = ThreadBackground(f"subtask-{self._deployment.subtask}")
         storage = launcher.storage(self._deployment.settings.checkpoints)
-        environment = Environment(self._transport, storage, launcher.clock, background, self._report, yield_thread, "memory", not launcher.encode)
+        environment = Environment(
+            self._transport, storage, launcher.clock, background, self._report, yield_thread, "memory", not launcher.encode
+        )
         try:
             runner = make_runner(launcher.registry, self._deployment, environment)
             if runner is not None:

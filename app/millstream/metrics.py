@@ -1,0 +1,112 @@
+"""What is watched of stream jobs, as Prometheus metrics: a fixed catalogue with bounded labels, read from the rows.
+
+Called by ``millstream jobs metrics`` and by whoever mounts the collector. What must never happen here: a label made from user data, a value that was not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from millstream_coordinator.status import describe
+from millstream_schema.states import JobState
+from millstream_schema.store import jobs
+from millstream_schema.store.database import Database, Transaction
+
+JOB_GAUGES = {
+    "generation": "Generation of the job",
+    "term": "Coordinator term the job was last written under",
+    "newest_durable": "Newest durable epoch",
+    "newest_committed": "Newest committed epoch",
+    "uncommitted_epochs": "Durable epochs that are not committed",
+}
+SUBTASK_COUNTERS = {
+    "records_in": "Records read or received",
+    "records_out": "Records sent on",
+    "bytes_in": "Bytes received",
+    "bytes_out": "Bytes sent",
+    "late": "Records past their allowed lateness",
+    "fenced": "Envelopes of older generations, dropped",
+    "dropped": "Repeated envelopes, dropped",
+    "dead_lettered": "Undecodable records sent to the dead-letter output",
+    "skipped": "Undecodable records passed over",
+    "busy_ms": "Milliseconds spent working",
+    "idle_ms": "Milliseconds without input",
+    "backpressured_ms": "Milliseconds waiting for credit",
+    "snapshots": "Snapshots cut",
+    "declined": "Snapshots that could not be stored",
+}
+SUBTASK_GAUGES = {
+    "watermark": "Event-time watermark, UTC ms",
+    "watermark_lag_ms": "Wall clock minus watermark, ms",
+    "state_bytes": "Size of the newest snapshot, bytes",
+    "longest_cut_ms": "Longest synchronous part of a snapshot, ms",
+}
+
+
+class StreamMetrics(Collector):
+    """Reads every live job of a namespace at each scrape, at most ``limit``; a scrape that leaves jobs out says so."""
+
+    def __init__(self, database: Database, namespace: str = "default", limit: int = 200) -> None:
+        self._db = database
+        self._namespace = namespace
+        self._limit = limit
+
+    def collect(self) -> Iterable[Metric]:
+        described, truncated = self._db.read(self._read)
+        yield GaugeMetricFamily("millstream_jobs_truncated", "Jobs left out of this scrape", value=truncated)
+        yield from self._jobs(described)
+        yield from self._subtasks(described)
+
+    def _read(self, tx: Transaction) -> tuple[list[dict[str, Any]], int]:
+        rows = [j for j in jobs.list_jobs(tx, self._namespace) if not j.state.ended]
+        return [describe(tx, j) for j in rows[: self._limit]], max(0, len(rows) - self._limit)
+
+    def _jobs(self, described: list[dict[str, Any]]) -> Iterable[Metric]:
+        state = GaugeMetricFamily("millstream_job_state", "1 for the state the job is in", labels=["job", "state", "guarantee"])
+        restarts = CounterMetricFamily("millstream_job_restarts", "Restarts by cause", labels=["job", "cause"])
+        duration = GaugeMetricFamily("millstream_epoch_duration_seconds", "Trigger to durable of the newest durable epoch", labels=["job"])
+        size = GaugeMetricFamily("millstream_epoch_size_bytes", "Size of the newest durable epoch", labels=["job"])
+        gauges = {n: GaugeMetricFamily(f"millstream_job_{n}", text, labels=["job"]) for n, text in JOB_GAUGES.items()}
+        for job in described:
+            for value in JobState:
+                state.add_metric([job["name"], value.value, job["guarantee"]], float(job["state"] == value))
+            for cause, count in job["causes"].items():
+                restarts.add_metric([job["name"], cause], count)
+            for name, family in gauges.items():
+                family.add_metric([job["name"]], job[name])
+            durable = next((e for e in job["epochs"] if e["duration_ms"] is not None), None)
+            if durable is not None:
+                duration.add_metric([job["name"]], durable["duration_ms"] / 1000)
+                size.add_metric([job["name"]], durable["size"])
+        yield from (state, restarts, duration, size, *gauges.values())
+
+    def _subtasks(self, described: list[dict[str, Any]]) -> Iterable[Metric]:
+        labels = ["job", "subtask"]
+        counters = {n: CounterMetricFamily(f"millstream_subtask_{n}", text, labels=labels) for n, text in SUBTASK_COUNTERS.items()}
+        gauges = {n: GaugeMetricFamily(f"millstream_subtask_{n}", text, labels=labels) for n, text in SUBTASK_GAUGES.items()}
+        depth = GaugeMetricFamily("millstream_channel_depth", "Envelopes sent and not yet processed", labels=["job", "channel"])
+        credit = GaugeMetricFamily("millstream_channel_credit", "Envelopes that may be sent", labels=["job", "channel"])
+        for job in described:
+            for subtask in job["subtasks"]:
+                stats = subtask["stats"]
+                for family in (counters, gauges):
+                    for name, metric in family.items():
+                        if stats.get(name) is not None:
+                            metric.add_metric([job["name"], subtask["subtask"]], stats[name])
+                for channel in stats.get("channels", ()):
+                    name = channel["channel"].split(".", 3)[-1]
+                    depth.add_metric([job["name"], name], channel["depth"])
+                    credit.add_metric([job["name"], name], channel["credit"])
+        yield from (*counters.values(), *gauges.values(), depth, credit)
+
+
+def render(database: Database, namespace: str = "default") -> bytes:
+    """The exposition text."""
+    registry = CollectorRegistry()
+    registry.register(StreamMetrics(database, namespace))
+    return generate_latest(registry)
