@@ -1,13 +1,15 @@
-"""A sink that keeps the number of records and promises nothing: what peers' benchmarks write into.
+"""Sinks that keep only the number of records, in this process.
 
-Used beside the strict sink, to tell what the output costs. Only AT_LEAST_ONCE and BEST_EFFORT jobs may have it.
+``CountingSink`` promises nothing, as what peers' benchmarks write into: for AT_LEAST_ONCE jobs. ``CommittedCountSink`` counts what epochs have committed: for STRICT jobs whose
+output would not fit in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from millstream_schema.connectors import ConnectorContext, Json, SinkCapability
+from millstream_schema.connectors import CommitAnswer, Committable, CommitResult, ConnectorContext, Json, SinkCapability
 
 
 class CountingSink:
@@ -41,6 +43,62 @@ class CountingWriter:
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class CommittedCountSink:
+    """TWO_PHASE_COMMIT: ``counts`` holds the rows of every committable that was committed, by its id."""
+
+    kind = "benchmark-committed-count"
+    version = 1
+    capability = SinkCapability.TWO_PHASE_COMMIT
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+    def config(self) -> dict[str, Json]:
+        return {}
+
+    def problems(self) -> list[str]:
+        return []
+
+    def open(self, context: ConnectorContext) -> CommittedCountWriter:
+        return CommittedCountWriter(self, context)
+
+
+class CommittedCountWriter:
+    """The writer of a :class:`CommittedCountSink`."""
+
+    def __init__(self, sink: CommittedCountSink, context: ConnectorContext) -> None:
+        self._sink = sink
+        self._context = context
+        self._rows = 0
+
+    def write(self, values: list[Any], timestamps: list[int] | None) -> None:
+        self._context.guard()
+        self._rows += len(values)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def prepare_commit(self, epoch: int) -> list[Committable]:
+        c, rows = self._context, self._rows
+        self._rows = 0
+        return [Committable(f"{c.job}:{c.operator}:{c.subtask}:{epoch}", c.operator, c.subtask, epoch, rows, "")]
+
+    def commit(self, committables: Sequence[Committable]) -> CommitAnswer:
+        self._context.guard()
+        self._sink.counts.update({c.id: c.rows for c in committables})
+        return CommitAnswer(CommitResult.COMMITTED)
+
+    def clean(self, keep: Sequence[Committable]) -> None:
+        """Staged counts die with their writer."""
 
     def close(self) -> None:
         """Nothing is held."""

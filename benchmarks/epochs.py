@@ -5,7 +5,7 @@
 First every key is put once (not measured), then ``--n`` updates of random keys come: uniform or Zipf 1.1, at 300,000 a second or as fast as they are taken. ``ratio`` is
 the rate with epochs over the rate without, target 0.85; ``pause`` the longest time the subtask's thread stood still: its own counter of the synchronous part of a
 snapshot (``longest_cut``), and the longest gap between two batches asked of the source, which also contains waiting for the interpreter lock; target 50 ms. The last
-sum of every key is compared with what the updates give.
+state is compared with what the updates give, and every record must have been committed once (STRICT_EXACTLY_ONCE into a two-phase sink that counts).
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from typing import Any
 
 from millstream.embedded import EmbeddedCluster
 from millstream.pipelines import Pipelines
-from millstream_schema.connectors import ConnectorContext, Json, SinkCapability
-from millstream_schema.model import Guarantee
 from millstream_schema.settings import StreamSettings
 from millstream_tasks.sources.memory import GeneratorSource
 
+from .counting import CommittedCountSink
 from .measurement import Result, one_core, options, peak_mib, quiet, scratch, show
 
 OFFERED = 300_000
@@ -94,42 +93,6 @@ class Feed:
         return total
 
 
-class LastSink:
-    """Keeps the last value of each key: an upsert target in this process."""
-
-    kind = "benchmark-last"
-    version = 1
-    capability = SinkCapability.UPSERT_BY_KEY
-
-    def __init__(self) -> None:
-        self.values: dict[str, int] = {}
-
-    def config(self) -> dict[str, Json]:
-        return {}
-
-    def problems(self) -> list[str]:
-        return []
-
-    def open(self, context: ConnectorContext) -> LastWriter:
-        return LastWriter(self.values)
-
-
-class LastWriter:
-    """Its writer."""
-
-    def __init__(self, values: dict[str, int]) -> None:
-        self._values = values
-
-    def write(self, values: list[Any], timestamps: list[int] | None) -> None:
-        self._values.update(values)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 @dataclass
 class Outcome:
     rate: float
@@ -141,9 +104,9 @@ class Outcome:
 
 def run(names: list[str], drawn: list[int], n: int, rate: float | None, interval_ms: int) -> Outcome:
     """One job; raises AssertionError when a key's sum is wrong."""
-    feed, sink, pipelines = Feed(names, drawn, n, rate), LastSink(), Pipelines()
+    feed, sink, pipelines = Feed(names, drawn, n, rate), CommittedCountSink(), Pipelines()
 
-    @pipelines.define("sums", guarantee=Guarantee.EFFECTIVELY_ONCE)
+    @pipelines.define("sums")
     def sums(job, config):  # type: ignore[no-untyped-def]
         stream = job.source(GeneratorSource(feed, name="updates"), uid="updates")
         stream.key_by(lambda name: name).aggregate(int, lambda total, _: total + 1, uid="sum").sink_to(sink, uid="out")
@@ -154,8 +117,11 @@ def run(names: list[str], drawn: list[int], n: int, rate: float | None, interval
         job = cluster.submit("sums", settings=settings)
         cluster.wait(job, 600)
         status = cluster.operations.status(job)
-        cut = max(child._runner.longest_cut for child in cluster._launcher._children if child._runner is not None) * 1000
-    assert sink.values == feed.expected(), "a key's sum is wrong"
+        runner = next(child._runner for child in cluster._launcher._children if child._runner is not None)
+    assert sink.count == len(names) + n, f"{sink.count} records were committed of {len(names) + n}"
+    state = runner.chain.operators[0].tables["value"].panes[None]
+    assert state == feed.expected(), "a key's sum is wrong"
+    cut = runner.longest_cut * 1000
     seconds, cpu = feed.ended - feed.began, feed.cpu_ended - feed.cpu_began
     return Outcome(n / seconds, n / cpu, cut, max(feed.gaps) * 1000, status["epochs"])
 

@@ -117,11 +117,26 @@ class Coordinator:
             self.set_aside += 1
             self._held[job] = now + (0.5 if isinstance(exc, StoreError) else HELD)
             log.error("job set aside", job=job, error=str(exc))
+            if not isinstance(exc, StoreError):
+                self._tell(job, str(exc))
             return
         self._due[job] = now + (self._poll if wait is None else min(wait, self._poll))
         if now >= self._collect_at.get(job, 0.0):
             self._collect_at[job] = now + COLLECT_EVERY
             self._collect(job)
+
+    def _tell(self, job: str, why: str) -> None:
+        """Show in the job's row what keeps it from going on; its next transition writes a reason of its own."""
+
+        def work(tx: Transaction) -> None:
+            row = jobs.lock_job(tx, job)
+            if row is not None and row.reason != why[:20_000]:
+                jobs.update_job(tx, row, reason=why[:20_000])
+
+        try:
+            self._db.run(work)
+        except StoreError as exc:
+            log.warning("reason not recorded", job=job, error=str(exc))
 
     def _prove(self, job: str) -> None:
         """Show in checkpoint storage which one it is: nodes refuse to start on another. Once per job and coordinator."""

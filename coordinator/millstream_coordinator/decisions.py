@@ -141,7 +141,7 @@ def next_step(view: JobView) -> Step:
         return _cancel(view)
     failed = failure(view)
     if failed is not None:
-        return on_failure(view, *failed)
+        return _last_epoch_done(view) or on_failure(view, *failed)
     return _deploying(view) if job.state is JobState.DEPLOYING else _running(view)
 
 
@@ -171,7 +171,7 @@ def _stopping(view: JobView) -> Step:
     deadline = job.stopping_us + view.settings.commit_deadline_ms * 1000
     target = JobState(job.target)
     if view.assignments and all(a.state is AssignmentState.FINISHED for a in view.assignments):
-        return End(target, job.reason)
+        return Wait(deadline) if view.savepoint_copying and view.now < deadline else End(target, job.reason)
     if view.now >= deadline:
         return End(target, job.reason, pending=True)
     lost = [a for a in view.assignments if a.state is AssignmentState.FAILED or a.node not in view.live_nodes]
@@ -235,7 +235,8 @@ def _deploying(view: JobView) -> Step:
 
 def unowned(view: JobView) -> list[tuple[str, str, int]]:
     """Hand unassigned splits to the reader that has the fewest; a stable order makes it deterministic."""
-    free = [s for s in view.splits if s.state is SplitOwner.UNASSIGNED]
+    known = {o for v in view.plan.vertices for o in v.operators}  # rows of a source that a lenient upgrade dropped stay behind
+    free = [s for s in view.splits if s.state is SplitOwner.UNASSIGNED and s.operator in known]
     owners: list[tuple[str, str, int]] = []
     for operator in sorted({s.operator for s in free}):
         parallelism = view.plan.vertex_of(operator).parallelism
@@ -276,15 +277,32 @@ def _terminal(view: JobView) -> Step | None:
     newest, job = view.newest, view.job
     if newest is None or newest.generation != job.generation or not EpochKind(newest.kind).terminal:
         return None
-    suspended = EpochKind(newest.kind) is EpochKind.SUSPEND
-    state = JobState.STOPPED if suspended else JobState.FINISHED
-    reason = {"suspend": f"suspended at savepoint {newest.savepoint}", "drain": "drained"}.get(newest.kind, "all input processed")
-    if suspended and view.savepoint_copying:
+    state, reason = _outcome(newest)
+    if view.savepoint_copying:
         return Wait()
-    if job.newest_committed >= job.newest_durable:
-        return End(state, reason)
+    committed = job.newest_committed >= job.newest_durable
+    if committed and all(a.state is AssignmentState.FINISHED for a in view.assignments):
+        return End(state, reason)  # not before: a queue source acknowledges its last messages after the epoch is durable
     deadline = newest.durable_us + view.settings.commit_deadline_ms * 1000
-    return End(state, reason, pending=True) if view.now >= deadline else Wait(deadline)
+    return End(state, reason, pending=not committed) if view.now >= deadline else Wait(deadline)
+
+
+def _outcome(terminal: EpochRow) -> tuple[JobState, str]:
+    """How a job ends whose last epoch this was."""
+    if EpochKind(terminal.kind) is EpochKind.SUSPEND:
+        return JobState.STOPPED, f"suspended at savepoint {terminal.savepoint}"
+    return JobState.FINISHED, "drained" if EpochKind(terminal.kind) is EpochKind.DRAIN else "all input processed"
+
+
+def _last_epoch_done(view: JobView) -> Step | None:
+    """A failure behind the durable terminal epoch: only its commits are left. A restart would process more, and leave the savepoint behind what is committed."""
+    newest = view.newest
+    if newest is None or newest.generation != view.job.generation or not EpochKind(newest.kind).terminal:
+        return None
+    state, reason = _outcome(newest)
+    if needs_finalizing(view):
+        return Finalize(state, reason)
+    return Wait() if view.savepoint_copying else End(state, reason)
 
 
 def _in_flight(view: JobView, epoch: EpochRow) -> Step:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from millstream_schema.canonical import shard_of
-from millstream_schema.errors import CodecError, SnapshotUnreadable
+from millstream_schema.errors import CodecError, RestoreRefused, SnapshotUnreadable
 from millstream_schema.values import TypeRegistry, decode_column, encode_column
 
 from .state import GONE, KeyedTable, Namespace, TableCut
@@ -123,14 +123,19 @@ class Segment:
     def states(self, operator: str) -> set[str]:
         return {e.state for e in self.header.entries if e.operator == operator}
 
-    def apply(self, operator: str, tables: dict[str, KeyedTable], shards: range) -> None:
-        """Load what this segment holds of ``operator`` for ``shards`` into its tables, which must exist."""
+    def apply(self, operator: str, tables: dict[str, KeyedTable], shards: range, *, lenient: bool = False) -> None:
+        """Load what this segment holds of ``operator`` for ``shards``. A state without a table is an error, or dropped when ``lenient``."""
+        unknown = sorted(self.states(operator) - set(tables))
+        if unknown and not lenient:
+            raise RestoreRefused([f"operator {operator!r}: the snapshot holds state {s!r}, the job has no such state" for s in unknown])
         first, stop = self.header.shards
         mixed = first not in shards or stop - 1 not in shards
         for e in self.header.entries:
             if e.operator != operator:
                 continue
-            table = tables[e.state]
+            table = tables.get(e.state)
+            if table is None:
+                continue
             if e.op == DROP:
                 table.unload(e.namespace, None)
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any
 
@@ -35,16 +35,23 @@ _ATOMS = frozenset(
 class KeyedTable:
     """One named keyed state. ``panes`` maps namespace → key → value; plain state uses the namespace None.
 
-    Operators on hot paths work on ``pane(ns)`` directly: every write goes to both dicts.
+    Operators on hot paths work on ``pane(ns)`` directly: every write goes to both dicts. ``lasting`` says whether all values ever written are immutable. An operator may keep
+    it, batch by batch (:meth:`note`), while the values are in the CPU's cache; where it is None a cut looks at every value, on the subtask's thread.
     """
 
-    __slots__ = ("delta", "dropped", "name", "panes")
+    __slots__ = ("delta", "dropped", "lasting", "name", "panes")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.panes: dict[Namespace, dict[Key, Any]] = {}
         self.delta: dict[Namespace, dict[Key, Any]] = {}
         self.dropped: set[Namespace] = set()
+        self.lasting: bool | None = None
+
+    def note(self, values: Collection[Any]) -> None:
+        """These values were written by an operator that keeps ``lasting``."""
+        if self.lasting:
+            self.lasting = immutable(values)
 
     def pane(self, ns: Namespace = None) -> tuple[dict[Key, Any], dict[Key, Any]]:
         """(live, delta) of a namespace, made when missing. Both must be written."""
@@ -64,6 +71,7 @@ class KeyedTable:
         live, delta = self.pane(ns)
         live[key] = value
         delta[key] = value
+        self.note((value,))
 
     def remove(self, key: Key, ns: Namespace = None) -> None:
         live, delta = self.pane(ns)
@@ -87,15 +95,16 @@ class KeyedTable:
         """What a snapshot needs, and a fresh delta. ``full``: everything; else what changed since the last cut."""
         if full:
             panes = {ns: dict(pane) for ns, pane in self.panes.items()}
-            result = TableCut(self.name, panes, set(), True)
+            result = TableCut(self.name, panes, set(), True, self.lasting)
         else:
-            result = TableCut(self.name, self.delta, self.dropped, False)
+            result = TableCut(self.name, self.delta, self.dropped, False, self.lasting)
         self.delta = {}
         self.dropped = set()
         return result
 
     def load(self, ns: Namespace, keys: list[Key], values: list[Any]) -> None:
         """Restore entries; they are not changes."""
+        self.note(values)
         self.panes.setdefault(ns, {}).update(zip(keys, values))
 
     def unload(self, ns: Namespace, keys: list[Key] | None) -> None:
@@ -111,30 +120,33 @@ class KeyedTable:
 class TableCut:
     """The content of one table at a cut, or what changed between two."""
 
-    __slots__ = ("dropped", "full", "name", "panes")
+    __slots__ = ("dropped", "full", "lasting", "name", "panes")
 
-    def __init__(self, name: str, panes: dict[Namespace, dict[Key, Any]], dropped: set[Namespace], full: bool) -> None:
+    def __init__(
+        self, name: str, panes: dict[Namespace, dict[Key, Any]], dropped: set[Namespace], full: bool, lasting: bool | None = None
+    ) -> None:
         self.name = name
         self.panes = panes
         self.dropped = dropped
         self.full = full
+        self.lasting = lasting
 
     def after(self, older: TableCut) -> TableCut:
         """This change applied on top of an older one: what both did together."""
         panes = {ns: dict(pane) for ns, pane in older.panes.items() if ns not in self.dropped}
         for ns, pane in self.panes.items():
             panes.setdefault(ns, {}).update(pane)
-        return TableCut(self.name, panes, older.dropped | self.dropped, older.full)
+        return TableCut(self.name, panes, older.dropped | self.dropped, older.full, self.lasting)  # of all time, so of the older one, too
 
     def entries(self) -> int:
         return sum(map(len, self.panes.values()))
 
     def shareable(self) -> bool:
         """Whether every value is immutable, so that the background thread may encode it later."""
-        return all(immutable(pane.values()) for pane in self.panes.values())
+        return self.lasting or all(immutable(pane.values()) for pane in self.panes.values())
 
 
-def immutable(values: Any) -> bool:
+def immutable(values: Collection[Any]) -> bool:
     """Whether all values are atoms, or tuples (nested) of atoms."""
     kinds = set(map(type, values))
     if kinds <= _ATOMS:

@@ -218,7 +218,7 @@ def test_a_savepoint_starts_another_job(cluster: Program) -> None:
 def test_submitting_changes_rows_as_told(ready: Program) -> None:
     """Name, parallelism, settings and overrides reach the job's row."""
     code, _, err = ready.submit(
-        "wordcount", "--name", "mine", "--setting", "retained=7", "--setting", "restart.kind=fixed", "--override", "count.parallelism=3",
+        "wordcount", "--name", "mine", "--setting", "retained=7", "--setting", "restart.kind=fixed", "--override", "count.parallelism=3", "--override", "out.parallelism=3",
         "--override", "count.capacity=2", "--namespace", "team",
     )  # fmt: skip
     assert code == 0, err

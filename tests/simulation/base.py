@@ -47,7 +47,7 @@ class Workload:
         self.rng = random.Random(f"{self.name}-{seed}")
         self.pipelines = Pipelines()
         self.pipelines.define(self.name, parallelism=self.parallelism, guarantee=self.guarantee)(lambda job, _config: self._build(job))
-        self.sim = Simulation(seed, self.pipelines, faults or Faults.drawn(seed, 14.0), nodes=self.nodes)
+        self.sim = Simulation(seed, self.pipelines, faults or Faults.drawn(seed, 14.0), nodes=self.nodes, slots=12)
         self.target = SimTarget(self.sim.world, self._on_commit)
         self.settings = self.tuned(SETTINGS)
         self.job = f"{self.name}-{seed}"

@@ -122,11 +122,11 @@ class ByHand(ProcessFunction):
         _, time, amount = value
         if ctx.value("known").get() is None:
             ctx.value("known").set(True)
-            ctx.timers.processing_time(ctx.processing_time() + 3000)
+            ctx.timers.processing(ctx.processing_time() + 3000)
         end = time // 700 * 700 + 700
         sums = ctx.map("sums")
         sums.put(end, (sums.get(end) or 0) + amount)
-        ctx.timers.event_time(end - 1)
+        ctx.timers.event(end - 1)
 
     def on_timer(self, timestamp: int, ctx: Context) -> None:
         if ctx.time_domain == "processing":

@@ -22,6 +22,7 @@ from typing import IO, Any, Self
 
 import psutil
 import sqlalchemy as sa
+from celery import Celery
 from millstream.client import Jobs
 from millstream.installation import Installation
 from millstream.pipelines import Pipelines
@@ -100,6 +101,8 @@ class CeleryCluster:
     lease_ms: int = 2500
     slots: int = 8
     environment: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, tuple[list[str], Mapping[str, str]]] = field(default_factory=dict)
+    """Program → what its command is put behind (``ip netns exec …``), and variables of its own."""
     prefix: str = field(default_factory=lambda: "m" + secrets.token_hex(3))
 
     def __post_init__(self) -> None:
@@ -163,11 +166,13 @@ class CeleryCluster:
                 self._spawn(program)
 
     def _spawn(self, program: Program) -> None:
+        before, own = self.places.get(program.name, ([], {}))
         log: IO[bytes]
         with program.log.open("ab") as log:
             program.process = subprocess.Popen(
-                program.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.variables(), cwd=ROOT, start_new_session=True
-            )
+                [*before, *program.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**self.variables(), **own}, cwd=ROOT,
+                start_new_session=True,
+            )  # fmt: skip
         program.starts += 1
         program.ended_at = 0.0
 
@@ -350,3 +355,11 @@ class CeleryCluster:
             for process in reversed(processes):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
+
+    # -- ordinary tasks
+
+    def send(self, task: str, *args: Any) -> None:
+        """Send a task to the workers' queue."""
+        with Celery("cluster-client", broker=self.broker) as app:
+            app.conf.update(task_serializer="json")
+            app.send_task(task, args=args, queue=f"{self.prefix}.tasks", ignore_result=True)

@@ -77,7 +77,7 @@ class RabbitTransport:
         except (AMQPError, OSError) as exc:
             outgoing.break_off()
             incoming.break_off()
-            raise ChannelLost(f"RabbitMQ cannot be reached: {self._describe(exc)}") from None
+            raise ChannelLost(f"RabbitMQ at {options['host']} cannot be reached: {self._describe(exc)}") from None
         self._publisher.start()
         self._consumer.start()
 

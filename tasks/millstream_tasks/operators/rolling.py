@@ -18,6 +18,7 @@ class Reduce(Keyed):
         super().__init__(spec, key)
         self.function = function
         self._table = self.table("value")
+        self._table.lasting = True
 
     def process(self, batch: Batch) -> Batch:
         live, delta = self._table.pane()
@@ -33,6 +34,7 @@ class Reduce(Keyed):
                 canonical(key)
             live[key] = delta[key] = value
             append(value)
+        self._table.note(out)
         return Batch(out, batch.timestamps)
 
 
@@ -52,22 +54,28 @@ class Aggregate(Keyed):
         self.add = add
         self.result = result
         self._table = self.table("value")
+        self._table.lasting = True
 
     def process(self, batch: Batch) -> Batch:
         live, delta = self._table.pane()
         get = live.get
         add, create, result = self.add, self.create, self.result
+        keys = list(map(self.key, batch.values))
+        accs: list[Any] = []
         out: list[Any] = []
-        append = out.append
+        keep, emit = accs.append, out.append
         missing = _MISSING
-        for key, value in zip(map(self.key, batch.values), batch.values):
+        for key, value in zip(keys, batch.values):
             acc = get(key, missing)
             if acc is missing:
                 canonical(key)
                 acc = create()
             live[key] = delta[key] = acc = add(acc, value)
-            append((key, acc) if result is None else result(key, acc))
-        return Batch(out, batch.timestamps)
+            keep(acc)
+            if result is not None:
+                emit(result(key, acc))
+        self._table.note(accs)
+        return Batch(list(zip(keys, accs)) if result is None else out, batch.timestamps)
 
 
 _MISSING = object()

@@ -32,7 +32,7 @@ def load_operators(
         if wanted:
             written = {new: old for old, new in deployment.renames.items()}
             names = {o: written.get(o, o) for o in wanted}
-            _load_segments(snapshot.segments, names, by_id, shards, storage, registry)
+            _load_segments(snapshot.segments, names, by_id, shards, storage, registry, deployment.lenient)
         for operator, meta in snapshot.meta.items():
             if operator in by_id and isinstance(meta, dict):
                 metas.setdefault(operator, []).append(meta)
@@ -48,12 +48,13 @@ def _load_segments(
     shards: range,
     storage: SnapshotStorage,
     registry: TypeRegistry,
+    lenient: bool,
 ) -> None:
     """Segments in order: a full one, then increments; ``names``: operator → the id it was written under. Each blob is read and verified whole before anything of it is applied."""
     for handle in segments:
         segment = Segment(storage.get(handle), handle.key, registry)
         for operator, written in names.items():
-            segment.apply(written, by_id[operator].tables, shards)
+            segment.apply(written, by_id[operator].tables, shards, lenient=lenient)
 
 
 def same_shape(deployment: Deployment) -> SubtaskSnapshot | None:

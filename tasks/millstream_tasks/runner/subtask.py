@@ -48,6 +48,7 @@ from millstream_schema.errors import (
     MillstreamError,
     OperatorError,
     RecordError,
+    RestoreRefused,
     SnapshotMissing,
     SnapshotUnreadable,
     SourceError,
@@ -694,6 +695,7 @@ def cause_of(error: BaseException) -> str:
     for kind, cause in (
         (Fenced, "fenced"),
         (JobInvalid, "invalid"),
+        (RestoreRefused, "restore"),
         (SnapshotMissing, "unreadable"),
         (SnapshotUnreadable, "unreadable"),
         (RecordError, "record"),

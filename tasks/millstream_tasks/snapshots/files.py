@@ -29,9 +29,9 @@ _temporary = count()
 def directory_of(url_or_path: str | os.PathLike[str]) -> Path:
     """The directory that a ``file:///…`` URL or a plain path names, made absolute. Raises :class:`ConfigurationError`."""
     text = os.fspath(url_or_path)
-    if "://" in text:
+    if "://" in text or text.startswith("file:"):
         parts = urlsplit(text)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
             raise ConfigurationError(f"checkpoint storage {text!r} is not a file URL; write file:///absolute/directory")
         text = unquote(parts.path)
     if not text:

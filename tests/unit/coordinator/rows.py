@@ -21,7 +21,9 @@ NOW = 1_700_000_000_000_000
 SECOND = 1_000_000
 
 
-def model(sink: SinkCapability = SinkCapability.TWO_PHASE_COMMIT, guarantee: Guarantee = Guarantee.STRICT_EXACTLY_ONCE, p: int = 2) -> StreamModel:
+def model(
+    sink: SinkCapability = SinkCapability.TWO_PHASE_COMMIT, guarantee: Guarantee = Guarantee.STRICT_EXACTLY_ONCE, p: int = 2
+) -> StreamModel:
     operators = [
         OperatorSpec("in", "source", True, capability=SourceCapability.REPLAYABLE.value),
         OperatorSpec("count", "aggregate", True, functions={"key": "m:key"}, states={"value": {"kind": "aggregating"}}),
@@ -83,7 +85,15 @@ def split_row(name: str, state: SplitOwner = SplitOwner.UNASSIGNED, owner: int =
 
 def node_row(name: str, slots: int) -> NodeRow:
     return NodeRow(
-        id=f"node-{name}", name=name, slots=slots, state=NodeState.ACTIVE, info="{}", started_us=NOW, renewed_us=NOW, expires_us=NOW + SECOND, rev=0
+        id=f"node-{name}",
+        name=name,
+        slots=slots,
+        state=NodeState.ACTIVE,
+        info="{}",
+        started_us=NOW,
+        renewed_us=NOW,
+        expires_us=NOW + SECOND,
+        rev=0,
     )
 
 

@@ -148,7 +148,11 @@ def test_an_expired_lease_restarts_and_a_finished_subtask_needs_no_node() -> Non
 @pytest.mark.parametrize("cause", sorted(d.PERMANENT))
 def test_what_a_restart_cannot_mend_fails_at_once(cause: str) -> None:
     """T-09: a wrong plan, an unreadable snapshot or a refused restore is FAILED with its cause, before any budget is spent."""
-    rows = [assignment(SUBTASKS[0], A.FAILED, cause="channel"), assignment(SUBTASKS[1], A.FAILED, cause=cause, detail="why"), *assignments()[2:]]
+    rows = [
+        assignment(SUBTASKS[0], A.FAILED, cause="channel"),
+        assignment(SUBTASKS[1], A.FAILED, cause=cause, detail="why"),
+        *assignments()[2:],
+    ]
     assert step(job_row(), assignments=rows) == d.Finalize(J.FAILED, f"{cause}: {SUBTASKS[1]}: why")
     assert d.next_step(view(job_row(), LOOSE, assignments=rows)) == d.End(J.FAILED, f"{cause}: {SUBTASKS[1]}: why")
 
@@ -323,14 +327,28 @@ def test_without_committing_sinks_durable_is_committed() -> None:
     ("kind", "state", "reason"),
     [("final", J.FINISHED, "all input processed"), ("drain", J.FINISHED, "drained"), ("suspend", J.STOPPED, "suspended at savepoint sp")],
 )
-def test_a_terminal_epoch_ends_the_job_once_it_is_committed(kind: str, state: JobState, reason: str) -> None:
-    """T-93: until then it waits, to a deadline; past it the ending says that commits are pending."""
+def test_a_terminal_epoch_ends_the_job_once_it_is_committed_and_everyone_has_finished(kind: str, state: JobState, reason: str) -> None:
+    """T-93: until then it waits, to a deadline; past it the ending says whether commits are pending."""
     last = epoch_row(7, EpochState.DURABLE, kind=kind, savepoint="sp", durable_us=NOW)
+    late = msgspec.structs.replace(last, durable_us=NOW - 30 * SECOND)
     done = job_row(newest_durable=7, newest_committed=7)
-    assert step(done, newest=last) == d.End(state, reason)
+    assert step(done, newest=last, assignments=assignments(A.FINISHED)) == d.End(state, reason)
+    assert step(done, newest=last) == d.Wait(NOW + 30 * SECOND)
+    assert step(done, newest=late) == d.End(state, reason)
     waiting = job_row(newest_durable=7)
     assert step(waiting, newest=last) == d.Wait(NOW + 30 * SECOND)
-    assert step(waiting, newest=msgspec.structs.replace(last, durable_us=NOW - 30 * SECOND)) == d.End(state, reason, pending=True)
+    assert step(waiting, newest=late) == d.End(state, reason, pending=True)
+
+
+@pytest.mark.parametrize(("kind", "target"), [("final", J.FINISHED), ("drain", J.FINISHED), ("suspend", J.STOPPED)])
+def test_a_failure_behind_the_durable_terminal_epoch_restarts_nothing(kind: str, target: JobState) -> None:
+    """Only its commits are left to do: a restart would process more than the last epoch holds."""
+    last = epoch_row(7, EpochState.DURABLE, kind=kind, savepoint="sp", durable_us=NOW)
+    rows = [assignment(SUBTASKS[0], A.FAILED, cause="channel"), *assignments()[1:]]
+    found = step(job_row(newest_durable=7), newest=last, assignments=rows)
+    assert isinstance(found, d.Finalize) and found.target is target
+    loose = d.next_step(view(job_row(newest_durable=7), LOOSE, newest=last, assignments=rows))
+    assert isinstance(loose, d.End) and loose.state is target
 
 
 def test_a_terminal_epoch_of_an_older_generation_ends_nothing() -> None:

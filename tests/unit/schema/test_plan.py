@@ -47,7 +47,7 @@ def op(name: str, kind: str, *, p: int | None = None, uid: bool = True, capabili
     """An operator; sources and sinks are strong unless said otherwise."""
     strong = {"source": REPLAYABLE, "sink": TWO_PHASE}.get(kind)
     roles = {"map": ["map"], "aggregate": ["key", "create", "add"]}.get(kind, [])
-    return OperatorSpec(name, kind, uid, config, {r: f"lambda@{name}" for r in roles}, {}, p, capability or strong)
+    return OperatorSpec(name, kind, uid, config, dict.fromkeys(roles, f"lambda@{name}"), {}, p, capability or strong)
 
 
 def model(
@@ -124,7 +124,9 @@ def test_a_fork_a_side_output_and_a_union_break_the_chain() -> None:
     assert chains(fork) == [["in"], ["a"], ["b"]]
     side = model([op("in", "source"), op("late", "sink")], [("in", "late", F, "late")])
     assert chains(side) == [["in"], ["late"]]
-    union = model([op("x", "source"), op("y", "source"), op("u", "union"), op("out", "sink")], [("x", "u", U), ("y", "u", U), ("u", "out", F)])
+    union = model(
+        [op("x", "source"), op("y", "source"), op("u", "union"), op("out", "sink")], [("x", "u", U), ("y", "u", U), ("u", "out", F)]
+    )
     assert chains(union) == [["x"], ["y"], ["u", "out"]]
 
 
@@ -135,7 +137,9 @@ def test_d16_every_edge_keeps_its_own_config_and_every_chain_is_planned() -> Non
         [("in", "a", H), ("in", "b", H), ("a", "oa", R), ("b", "ob", R)],
         p=2,
     )
-    m = with_overrides(m, None, {"a": Override(edge={"capacity": 3}), "b": Override(edge={"capacity": 5, "codec": "json"}), "ob": Override(parallelism=1)})
+    m = with_overrides(
+        m, None, {"a": Override(edge={"capacity": 3}), "b": Override(edge={"capacity": 5, "codec": "json"}), "ob": Override(parallelism=1)}
+    )
     plan = compile_plan(m)
     assert {e.target: (e.spec.config.capacity, e.spec.config.codec) for e in plan.edges} == {
         "a": (3, "msgpack"), "b": (5, "json"), "oa": (8, "msgpack"), "ob": (8, "msgpack"),
@@ -168,13 +172,20 @@ def test_t54_d17_a_cycle_is_refused_and_its_operators_are_named(loop: list[str])
 
 def test_an_operator_that_feeds_itself_is_a_cycle() -> None:
     """The shortest cycle has one operator."""
-    assert "cycle" in problems(model([op("in", "source"), op("u", "union"), op("out", "sink")], [("in", "u", U), ("u", "u", U), ("u", "out", F)]))
+    assert "cycle" in problems(
+        model([op("in", "source"), op("u", "union"), op("out", "sink")], [("in", "u", U), ("u", "u", U), ("u", "out", F)])
+    )
 
 
 def test_everything_that_is_wrong_is_listed_at_once() -> None:
     """Weak ends, a stateful operator without uid or key, a foreign component, a bad edge, an unknown requirement, missing watermarks: one answer."""
     m = model(
-        [op("in", "source", capability="NONE"), op("count", "aggregate", uid=False), op("w", "tumbling_window"), op("out", "sink", capability="UPSERT_BY_KEY")],
+        [
+            op("in", "source", capability="NONE"),
+            op("count", "aggregate", uid=False),
+            op("w", "tumbling_window"),
+            op("out", "sink", capability="UPSERT_BY_KEY"),
+        ],
         [("in", "count", F), ("count", "w", H), ("w", "out", F)],
         name="not a name",
         requirements=[StreamRequirement("moon_phase")],
@@ -210,7 +221,9 @@ def test_everything_that_is_wrong_is_listed_at_once() -> None:
 )
 def test_t68_the_guarantee_is_checked_against_both_ends(guarantee: str, source: str, sink: str, fine: bool) -> None:
     """A job whose ends cannot carry its guarantee is refused, the operator named; it is never lowered."""
-    m = model([op("in", "source", capability=source), op("out", "sink", capability=sink)], [("in", "out", F)], guarantee=Guarantee(guarantee))
+    m = model(
+        [op("in", "source", capability=source), op("out", "sink", capability=sink)], [("in", "out", F)], guarantee=Guarantee(guarantee)
+    )
     if fine:
         assert compile_plan(m).guarantee == guarantee
     else:
@@ -222,7 +235,10 @@ def test_shapes_that_cannot_run_are_refused() -> None:
     """Joins without union, a sink with an output, a source with an input, operators nobody feeds, unequal FORWARD, SINGLETON onto many."""
     cases: list[tuple[StreamModel, str]] = [
         (model([op("x", "source"), op("y", "source"), op("out", "sink")], [("x", "out", F), ("y", "out", F)]), "join them with union"),
-        (model([op("in", "source"), op("out", "sink"), op("out2", "sink")], [("in", "out", F), ("out", "out2", F)]), "cannot have an output"),
+        (
+            model([op("in", "source"), op("out", "sink"), op("out2", "sink")], [("in", "out", F), ("out", "out2", F)]),
+            "cannot have an output",
+        ),
         (model([op("in", "source"), op("x", "source"), op("out", "sink")], [("in", "x", F), ("x", "out", F)]), "cannot have an input"),
         (model([op("in", "source"), op("a", "map"), op("out", "sink")], [("in", "out", F)]), "'a' has no input"),
         (line((op("a", "map", p=2), F)), "equal parallelism"),
@@ -303,7 +319,13 @@ def test_t83_fingerprints_are_the_same_in_every_process() -> None:
     )
     said = {
         subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
         ).stdout
         for seed in ("0", "1", "4242")
     }
@@ -330,7 +352,9 @@ def test_a9_what_matters_is_in_the_fingerprint(change: dict[str, Any]) -> None:
     assert compile_plan(msgspec.structs.replace(m, **change)).fingerprint() != compile_plan(m).fingerprint()
 
 
-@given(parallelism=st.integers(1, 40), shards=st.integers(1, 200), keys=st.lists(st.one_of(st.integers(), st.text(max_size=6)), max_size=20))
+@given(
+    parallelism=st.integers(1, 40), shards=st.integers(1, 200), keys=st.lists(st.one_of(st.integers(), st.text(max_size=6)), max_size=20)
+)
 @settings(deadline=None, max_examples=60)
 def test_d23_every_shard_has_one_owner_and_every_key_goes_there(parallelism: int, shards: int, keys: list[Any]) -> None:
     """The shards of all subtasks are all shards, each once; the plan's owner of a key's shard is the subtask that holds the shard."""
