@@ -154,7 +154,7 @@ class NodeProcess:
 
 
 def _ignore(_hint: JobHint) -> None:
-    """This process does not coordinate."""
+    """Nothing to do: this process does not coordinate."""
 
 
 def log_to_stderr(level: str) -> None:

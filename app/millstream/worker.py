@@ -59,11 +59,11 @@ class Millstream:
 
         @app.task(name=TICK, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
         def millstream_tick() -> None:
-            """Taken by the coordinator's lane of a node process; in a task pool there is nothing to do."""
+            """Nothing to do in a task pool: the coordinator's lane of a node process takes it."""
 
         @app.task(name=ADVANCE, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
         def millstream_advance(job: str) -> None:
-            """Taken by the coordinator's lane of a node process; in a task pool there is nothing to do."""
+            """Nothing to do in a task pool: the coordinator's lane of a node process takes it."""
 
         routes = dict(app.conf.task_routes or {})
         app.conf.task_routes = {**routes, TICK: {"queue": queue}, ADVANCE: {"queue": queue}}

@@ -39,7 +39,7 @@ class NoHints:
     """Control by rows alone."""
 
     def to_node(self, hint: NodeHint) -> None:
-        """Rows are polled; nothing needs to be said."""
+        """Nothing needs to be said: rows are polled."""
 
     def to_coordinator(self, hint: JobHint) -> None:
-        """Rows are polled; nothing needs to be said."""
+        """Nothing needs to be said: rows are polled."""

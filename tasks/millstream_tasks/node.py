@@ -81,7 +81,7 @@ class NodeEvents(Protocol):
 
 class NoEvents:
     def attempt(self, state: str, job: str, deployment: Deployment, detail: str) -> None:
-        """Nobody watches."""
+        """Nothing to show: nobody watches."""
 
 
 class NodeSettings(msgspec.Struct, frozen=True):

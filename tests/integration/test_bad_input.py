@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 import msgspec
 import pydantic
 import pytest
-import sqlalchemy as sa
 import structlog
 from typer.testing import CliRunner
 
@@ -25,11 +25,12 @@ from millstream.embedded import EmbeddedCluster
 from millstream.installation import Installation
 from millstream.pipelines import Pipelines
 from millstream_coordinator.operations import Operations, Submission
-from millstream_schema.connectors import SourceCapability
+from millstream_schema.connectors import PROOF, SourceCapability
 from millstream_schema.errors import (
     ChannelError,
     ConfigurationError,
     JobConflict,
+    JobFailed,
     JobInvalid,
     JobNotFound,
     MillstreamError,
@@ -47,6 +48,7 @@ from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import check_schema, create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION
 from millstream_tasks.opening import open_storage, open_transport
+from millstream_tasks.requirements import unmet
 from millstream_tasks.sinks.memory import CollectSink, CollectTarget, PrintSink
 from millstream_tasks.sinks.upsert import SqlUpsertSink
 from millstream_tasks.sources.memory import CollectionSource, GeneratorSource
@@ -87,14 +89,10 @@ def keyed(job: JobBuilder, config: dict[str, Any]) -> None:
 
 
 def content(url: str) -> dict[str, list[Any]]:
-    """Every row of every table of the database."""
-    engine = sa.create_engine(url)
-    try:
-        with engine.connect() as connection:
-            names = sorted(sa.inspect(connection).get_table_names())
-            return {n: [tuple(r) for r in connection.exec_driver_sql(f"SELECT * FROM {n}")] for n in names}
-    finally:
-        engine.dispose()
+    """Every row of every table of the SQLite database."""
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+        return {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +124,17 @@ def opened(installation: Installation) -> Iterator[Database]:
 def jobs(installation: Installation) -> Iterator[Jobs]:
     with Jobs(installation, pipelines) as found:
         yield found
+
+
+@contextlib.contextmanager
+def quiet(directory: Path) -> Iterator[None]:
+    """Events go to a file."""
+    with (directory / "log").open("w") as log:
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(log))
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()
 
 
 @contextlib.contextmanager
@@ -622,6 +631,32 @@ def test_a_checkpoint_directory_that_cannot_be_written_is_named() -> None:
         open_storage("file:///proc/nothing").put("a/b", b"x")
 
 
+def test_a_private_directory_is_not_taken_for_shared_storage(tmp_path: Path) -> None:
+    """A node that does not find what the coordinator wrote is on another disk: the storage is named, and what every node must reach."""
+    build = Pipelines()
+    build.define("job")(lambda job, _config: numbers(job).sink_to(sink(), uid="out"))
+    model = build.build("job").model
+    shared, private = (open_storage((tmp_path / name).as_uri()) for name in ("shared", "private"))
+    shared.put(f"{PROOF}/job-1", b"job-1")
+    assert unmet(model, "job-1", shared, "unix") == []
+    (problem,) = unmet(model, "job-1", private, "unix")
+    assert private.url in problem and "mount one shared directory everywhere" in problem
+
+
+def test_a_requirement_the_node_cannot_meet_fails_the_job(tmp_path: Path) -> None:
+    """A job that requires a broker does not run over another transport: it fails with the requirement and the variable to set."""
+    here = Pipelines()
+
+    @here.define("job")
+    def job(job: JobBuilder, config: dict[str, Any]) -> None:
+        numbers(job).sink_to(sink(), uid="out")
+        job.require("broker_transport")
+
+    with quiet(tmp_path), EmbeddedCluster(here, directory=tmp_path) as cluster, pytest.raises(JobFailed) as caught:
+        cluster.run("job", settings=StreamSettings(restart=RestartPolicy(failures=0)), timeout=30)
+    assert "broker transport is required" in str(caught.value) and "MILLSTREAM_TRANSPORT" in str(caught.value)
+
+
 def test_a_job_whose_checkpoints_cannot_be_written_shows_the_directory(tmp_path: Path) -> None:
     """It is not deployed, its reason shows the path, and it goes on by itself once the directory can be written."""
     blocked = tmp_path / "blocked"
@@ -633,18 +668,13 @@ def test_a_job_whose_checkpoints_cannot_be_written_shows_the_directory(tmp_path:
     def job(job: JobBuilder, config: dict[str, Any]) -> None:
         numbers(job).key_by(int).reduce(max, uid="max").sink_to(CollectSink("out", target), uid="out")
 
-    with (tmp_path / "log").open("w") as log:
-        structlog.configure(logger_factory=structlog.WriteLoggerFactory(log))
-        try:
-            with EmbeddedCluster(here, directory=tmp_path) as cluster:
-                submitted = cluster.submit("job", settings=StreamSettings(checkpoints=(blocked / "c").as_uri()))
-                with pytest.raises(TimeoutError) as caught:
-                    cluster.wait(submitted, 0.5)
-                assert target.values("out") == []
-                blocked.unlink()
-                assert cluster.wait(submitted, 30).state is JobState.FINISHED
-        finally:
-            structlog.reset_defaults()
+    with quiet(tmp_path), EmbeddedCluster(here, directory=tmp_path) as cluster:
+        submitted = cluster.submit("job", settings=StreamSettings(checkpoints=(blocked / "c").as_uri()))
+        with pytest.raises(TimeoutError) as caught:
+            cluster.wait(submitted, 0.5)
+        assert target.values("out") == []
+        blocked.unlink()
+        assert cluster.wait(submitted, 30).state is JobState.FINISHED
     assert str(blocked) in str(caught.value)
     assert sorted(target.values("out")) == [1, 2, 3]
 
@@ -660,7 +690,7 @@ def rewrite_schema(installation: Installation, **values: Any) -> None:
 def test_a_database_without_schema_is_refused(tmp_path: Path) -> None:
     """An empty database: ``millstream up`` is named, and nothing is created."""
     installation = Installation.local(tmp_path)
-    sa.create_engine(installation.database).connect().close()
+    sqlite3.connect(tmp_path / "millstream.db").close()
     with opened(installation) as database, refused(installation, SchemaMismatch, "no Millstream schema", "millstream up"):
         check_schema(database)
 

@@ -137,6 +137,9 @@ class Workload:
         assert all(a >= b for a, b in zip(now, self._seen)), f"seed {self.seed}: generation, term, durable, committed went from {self._seen} to {now}"
         assert row.newest_committed <= row.newest_durable < row.next_epoch
         self._seen = now
+        kept = self.sim.database.read(lambda tx: [epochs.read_manifest(tx, self.job, e) for e in epochs.manifest_epochs(tx, self.job)])
+        lost = [h.key for m in kept for h in m.handles() if h.key not in self.sim.storage.blobs]
+        assert not lost, f"seed {self.seed}: a retained manifest references segments that were deleted: {lost}"
         self.verify()
 
     def _on_commit(self, committable: Committable) -> None:

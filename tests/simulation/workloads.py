@@ -56,7 +56,12 @@ class Rolling(Workload):
         return Counter(r[0] for r in whole(self.splits, self.per_split, self.value))
 
     def prepare(self) -> None:
-        self.reference: Counter[Any] = Counter((key, n) for key, total in self.totals.items() for n in range(1, total + 1))
+        self.reference: Counter[Any] = self.counts({str(s): self.per_split for s in range(self.splits)})
+
+    def counts(self, cursors: dict[str, Any]) -> Counter[Any]:
+        """What the records before these offsets give."""
+        totals = Counter(self.value(int(split), i)[0] for split, cursor in cursors.items() for i in range(int(cursor or 0)))
+        return Counter((key, n) for key, total in totals.items() for n in range(1, total + 1))
 
     def verify(self) -> None:
         visible_is_part_of(self, self.reference)
@@ -200,6 +205,7 @@ class Drained(Workload):
     """A bounded and an unbounded source as one, broadcast, dealt and sorted with side outputs; drained in the middle."""
 
     name = "drained"
+    least_epochs = 2
     seeds = 35
     bounded: ClassVar[int] = 80
 
@@ -214,7 +220,7 @@ class Drained(Workload):
         sorted_.side_output("odd").sink_to(CollectSink("odd", self.target), uid="o4")
 
     def prepare(self) -> None:
-        self.drain_at = 15.0 + self.rng.random() * 3
+        self.drains = [6.0 + self.rng.random() * 8, 15.0]
 
     def verify(self) -> None:
         """While it runs nothing is there twice (or, broadcast, more often than there are subtasks)."""
@@ -224,9 +230,13 @@ class Drained(Workload):
 
     def live(self) -> None:
         self.start()
-        self.sim.run_until(lambda: self.check() or self.sim.world.now >= self.drain_at, 60, "the moment to drain")
-        self.stop(Desired.DRAIN)
-        self.finish()
+        for life, moment in enumerate(self.drains):
+            if life:
+                self.sim.resume(self.job, self.submission())
+            at = max(moment, self.sim.world.now + 2)
+            self.sim.run_until(lambda at=at: self.check() or self.sim.world.now >= at, 60, "the moment to drain")  # type: ignore[misc]
+            self.stop(Desired.DRAIN)
+            self.finish()
 
     def final(self) -> None:
         """Everything before the offsets of the terminal epoch, and nothing behind them."""
@@ -289,6 +299,14 @@ class Lives(Rolling):
             self._move(savepoint, parallelism)
         else:
             self.sim.resume(self.job, self.submission(parallelism=parallelism))
+
+    def settled(self) -> None:
+        """Ended with nothing pending: what is visible is exactly what the records before the newest durable offsets give."""
+        super().settled()
+        row = self.sim.job(self.job)
+        if row.newest_durable and row.newest_committed == row.newest_durable:
+            manifest = self.sim.database.read(lambda tx: epochs.read_manifest(tx, self.job, row.newest_durable))
+            visible_is(self, self.counts({s.split_id: s.cursor for s in manifest.splits}))
 
     def _move(self, savepoint: str, parallelism: int) -> None:
         """A new job of the savepoint."""

@@ -105,7 +105,7 @@ class SimWriter:
         return self._queue.reported
 
     def close(self) -> None:
-        """Frames that were put are on their way."""
+        """Nothing to send: frames that were put are on their way."""
 
 
 class SimTransport:
@@ -131,7 +131,7 @@ class SimTransport:
         raise AssertionError("the simulator never blocks")
 
     def wake(self) -> None:
-        """Steps are scheduled by the simulator."""
+        """Nothing to do: steps are scheduled by the simulator."""
 
     def delete(self, channels: Iterable[ChannelId]) -> None:
         for channel in channels:

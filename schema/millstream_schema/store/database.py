@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, CursorResult, Engine
 from sqlalchemy.pool import StaticPool
 
@@ -29,6 +29,7 @@ _NOW = {
 }
 _RETRY_PG = {"40001", "40P01", "55P03"}
 _RETRY_MYSQL = {1213, 1205, 1020}
+_DUPLICATE_MYSQL = 1062
 _GONE_MYSQL = {2006, 2013, 2003, 2055, 4031, 1927, 1053, 1152, 1158, 1159, 1160, 1161}
 
 
@@ -74,15 +75,26 @@ class Transaction:
             self._connection.execute(sa.insert(table), rows)
 
     def insert_or_nothing(self, table: sa.Table, **values: Any) -> bool:
-        """Insert unless the primary key exists; whether a row was inserted."""
+        """Insert unless a row with one of its unique keys exists; whether a row was inserted."""
         statement: Any
         if self.dialect == "postgresql":
             statement = postgresql.insert(table).values(**values).on_conflict_do_nothing()
         elif self.dialect == "sqlite":
             statement = sqlite.insert(table).values(**values).on_conflict_do_nothing()
         else:
-            statement = mysql.insert(table).values(**values).prefix_with("IGNORE")
-        return self._connection.execute(statement).rowcount == 1
+            return self._inserted_mysql(table, values)
+        # Without the option SQLAlchemy answers -1 for an INSERT.
+        return self._connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
+
+    def _inserted_mysql(self, table: sa.Table, values: dict[str, Any]) -> bool:
+        """A plain INSERT whose duplicate is an answer: INSERT IGNORE would also cut off what is too long and pass over CHECK constraints."""
+        try:
+            self._connection.execute(sa.insert(table).values(**values))
+        except sa.exc.IntegrityError as exc:
+            if exc.orig is not None and exc.orig.args[:1] == (_DUPLICATE_MYSQL,):
+                return False  # the statement is undone, the transaction goes on
+            raise
+        return True
 
     def update(self, table: sa.Table, *where: Any, **values: Any) -> int:
         """Guarded update; raises ``rev``; number of rows that matched."""
@@ -255,7 +267,7 @@ def _quietly(rollback: Callable[[], None]) -> None:
 
 
 def _nothing(_connection: Any, _record: Any) -> None:
-    """PostgreSQL gets its session settings with the connection request."""
+    """Nothing to set: PostgreSQL gets its session settings with the connection request."""
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -194,4 +194,4 @@ class RabbitTransport:
 
 
 def _nothing(amqp_channel: int, tag: int, number: int, data: bytes) -> None:
-    """The publishing connection consumes nothing."""
+    """Nothing arrives here: the publishing connection does not consume."""

@@ -9,6 +9,7 @@ told to every reader and writer.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -126,6 +127,7 @@ class Lane(threading.Thread):
         self._stopping = True
         self.poke()
 
+    @abstractmethod
     def work(self) -> None:
         """What there is to send; called after every event."""
         raise NotImplementedError

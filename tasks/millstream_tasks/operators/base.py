@@ -5,6 +5,7 @@ Called by :class:`millstream_tasks.chain.Chain` on the subtask's thread. What mu
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ class Operator:
         if held.timestamps is not None and timestamps is not None:
             held.timestamps.extend(timestamps)
 
+    @abstractmethod
     def process(self, batch: Batch) -> Batch | None:
         """Take a batch, give what goes on."""
         raise NotImplementedError
@@ -75,10 +77,10 @@ class Operator:
         return {}
 
     def restore_meta(self, metas: list[dict[str, Json]], index: int, parallelism: int) -> None:
-        """Given the metas of all old subtasks in order; called once, after the tables were loaded."""
+        """Nothing to restore, unless overridden: given the metas of all old subtasks in order; called once, after the tables were loaded."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Nothing is held, unless overridden."""
 
 
 class Keyed(Operator):

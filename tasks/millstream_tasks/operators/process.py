@@ -6,6 +6,7 @@ hand, a snapshot that lacks something the function keeps through its context.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -51,17 +52,18 @@ class ProcessFunction:
     """Every state it uses, by name: the plan and the snapshots know no others."""
 
     def open(self, ctx: Context) -> None:
-        """Called once, after a restore and before anything else. There is no key."""
+        """Nothing, unless overridden. Called once, after a restore and before anything else. There is no key."""
 
+    @abstractmethod
     def process(self, value: Any, ctx: Context) -> None:
         """Called with each record."""
         raise NotImplementedError
 
     def on_timer(self, timestamp: int, ctx: Context) -> None:
-        """Called with each timer, in the order of their moments. ``ctx.time_domain`` says which kind."""
+        """Nothing, unless overridden. Called with each timer, in the order of their moments. ``ctx.time_domain`` says which kind."""
 
     def close(self) -> None:
-        """Called when the subtask ends, however it ends."""
+        """Nothing, unless overridden. Called when the subtask ends, however it ends."""
 
 
 class Context:

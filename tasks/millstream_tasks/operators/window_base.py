@@ -6,6 +6,7 @@ state, an accumulator that two keys or a sent result and the state share.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -127,14 +128,17 @@ class Windowed(Keyed):
 
     # -- what subclasses give
 
+    @abstractmethod
     def _advance(self, to: int) -> Batch | None:
         """Fire every window whose last moment is ≤ ``to``, free what is past its lateness."""
         raise NotImplementedError
 
+    @abstractmethod
     def _rebuild(self) -> None:
         """Make the firing order anew from the tables."""
         raise NotImplementedError
 
+    @abstractmethod
     def _next_end(self) -> int | None:
         """Earliest end of a window that has not fired."""
         raise NotImplementedError

@@ -31,7 +31,13 @@ def directory_of(url_or_path: str | os.PathLike[str]) -> Path:
     text = os.fspath(url_or_path)
     if "://" in text or text.startswith("file:"):
         parts = urlsplit(text)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
+        if (
+            parts.scheme != "file"
+            or parts.netloc not in ("", "localhost")
+            or not parts.path.startswith("/")
+            or parts.query
+            or parts.fragment
+        ):
             raise ConfigurationError(f"checkpoint storage {text!r} is not a file URL; write file:///absolute/directory")
         text = unquote(parts.path)
     if not text:

@@ -8,6 +8,7 @@ bytes that the cursor does not move past, or a value that depends on how the fil
 from __future__ import annotations
 
 import csv
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -37,9 +38,11 @@ class _LineFormat:
         self._parse = parse
         self._name = name
 
+    @abstractmethod
     def _batch(self, lines: list[bytes]) -> list[Any]:
         raise NotImplementedError
 
+    @abstractmethod
     def _one(self, line: bytes) -> tuple[Any] | None:
         """The record of one line, None when the line is blank. Raises anything when it cannot be decoded."""
         raise NotImplementedError
