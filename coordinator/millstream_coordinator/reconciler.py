@@ -183,13 +183,14 @@ class Reconciler:
         generation = job.generation + 1
         try:
             manifest = epochs.restored_manifest(tx, job)
+            splits = restored_splits(view.plan, manifest)
         except (SnapshotMissing, SnapshotUnreadable) as exc:
             self._to(tx, view, JobState.FAILED, str(exc), ended=1, live_name=None)
             jobs.add_history(tx, job.id, "failed", str(exc))
             return d.Wait()
         epoch = manifest.epoch if manifest else 0
         if not finalize:
-            epochs.reset_splits(tx, job.id, restored_splits(view.plan, manifest))
+            epochs.reset_splits(tx, job.id, splits)
             epochs.write_channels(tx, view.plan.channels(job.id, generation))
         registry.assign(tx, job.id, generation, placed, epoch)
         registry.delete_assignments(tx, job.id, generation - 20)

@@ -53,6 +53,7 @@ class Workload:
         self.job = f"{self.name}-{seed}"
         self._manifests: dict[tuple[str, int], set[str]] = {}
         self._seen = (0, 0, 0, 0)
+        self._segments: dict[tuple[str, int], set[str]] = {}
         self._marks: dict[tuple[str, str], int] = {}
         self.prepare()
 
@@ -137,10 +138,17 @@ class Workload:
         assert all(a >= b for a, b in zip(now, self._seen)), f"seed {self.seed}: generation, term, durable, committed went from {self._seen} to {now}"
         assert row.newest_committed <= row.newest_durable < row.next_epoch
         self._seen = now
-        kept = self.sim.database.read(lambda tx: [epochs.read_manifest(tx, self.job, e) for e in epochs.manifest_epochs(tx, self.job)])
-        lost = [h.key for m in kept for h in m.handles() if h.key not in self.sim.storage.blobs]
+        kept = self.sim.database.read(self._kept)
+        lost = [key for keys in kept for key in keys if key not in self.sim.storage.blobs]
         assert not lost, f"seed {self.seed}: a retained manifest references segments that were deleted: {lost}"
         self.verify()
+
+    def _kept(self, tx: Transaction) -> list[set[str]]:
+        """Keys of the segments of every retained manifest."""
+        for epoch in (have := epochs.manifest_epochs(tx, self.job)):
+            if (self.job, epoch) not in self._segments:
+                self._segments[self.job, epoch] = {h.key for h in epochs.read_manifest(tx, self.job, epoch).handles()}
+        return [self._segments[self.job, e] for e in have]
 
     def _on_commit(self, committable: Committable) -> None:
         """Nothing of an epoch is visible before a durable manifest lists it."""
