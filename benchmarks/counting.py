@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millstream_schema.connectors import CommitAnswer, Committable, CommitResult, ConnectorContext, Json, SinkCapability
+from millstream_schema.connectors import CommitAnswer, CommitResult, Committable, ConnectorContext, Json, SinkCapability
 
 
 class CountingSink:

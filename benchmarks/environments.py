@@ -57,5 +57,3 @@ def run_peer(package: str, arguments: list[str], *, once: bool) -> Result:
     result = Result.parse(lines[-1])
     result.notes += f", one CPU (number {cpu})"
     return result
-
-

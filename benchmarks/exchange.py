@@ -47,7 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     for name, url in transports():
         if args.transport not in (None, name):
             continue
-        with scratch() as directory, DevCluster("benchmarks.process_jobs:pipelines", directory=directory, nodes=2, transport=url, lease_ms=10_000, spares=2) as cluster:
+        with (
+            scratch() as directory,
+            DevCluster(
+                "benchmarks.process_jobs:pipelines", directory=directory, nodes=2, transport=url, lease_ms=10_000, spares=2
+            ) as cluster,
+        ):
             run(cluster, 2, directory)  # the nodes are up, and imports done
             boot = min(run(cluster, 2, directory)[0] for _ in range(2))
             runs = sorted((run(cluster, n, directory) for _ in range(iterations)), key=lambda r: r[0])

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millstream.dev import DevCluster
+from millstream_schema.connectors import Json
 from millstream_schema.states import JobState
 from millstream_schema.target.connection import connect
 
@@ -48,8 +49,10 @@ def target_table(directory: Path) -> Iterator[tuple[str, str, str]]:
 def run(transport: str | None, n: int) -> tuple[list[float], str]:
     """Ages in ms, in no order, and the database's name."""
     with scratch() as directory, tempfile.TemporaryDirectory(dir=directory) as out, target_table(directory) as (database, url, table):
-        with DevCluster("benchmarks.process_jobs:pipelines", directory=directory, nodes=2, transport=transport, lease_ms=10_000, spares=2) as cluster:
-            config = {"start": time.monotonic() + 8.0, "rate": RATE, "n": n, "url": url, "table": table, "directory": out}
+        with DevCluster(
+            "benchmarks.process_jobs:pipelines", directory=directory, nodes=2, transport=transport, lease_ms=10_000, spares=2
+        ) as cluster:
+            config: dict[str, Json] = {"start": time.monotonic() + 8.0, "rate": RATE, "n": n, "url": url, "table": table, "directory": out}
             row = cluster.wait(cluster.submit("upserts", config=config), n / RATE + 120)
             assert row.state is JobState.FINISHED, f"the job ended as {row.state}: {row.reason}"
             assert not row.restarts, f"the job was restarted {row.restarts} times: no latency can be told"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_schema.connectors import CommitAnswer, Committable, CommitResult, ConnectorContext, Json, SinkCapability
+from millstream_schema.connectors import CommitAnswer, CommitResult, Committable, ConnectorContext, Json, SinkCapability
 
 
 class TallySink:

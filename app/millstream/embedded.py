@@ -18,7 +18,7 @@ from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.operations import Operations, Submission
 from millstream_schema.connectors import Json, SnapshotStorage
-from millstream_schema.errors import JobFailed
+from millstream_schema.errors import ConfigurationError, JobFailed
 from millstream_schema.hints import JobHint, NodeHint
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.settings import StreamSettings
@@ -69,6 +69,8 @@ class EmbeddedCluster:
         slots: int = 64,
         encode: bool = False,
     ) -> None:
+        if slots < 1:
+            raise ConfigurationError(f"slots must be at least 1, not {slots}: nothing could run")
         self._pipelines = pipelines
         self._temporary = tempfile.TemporaryDirectory(prefix="millstream-") if directory is None else None
         self._directory = Path(self._temporary.name if self._temporary else directory or "").absolute()

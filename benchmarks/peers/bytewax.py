@@ -5,6 +5,8 @@
 ``python -m benchmarks --peers`` makes the environment and runs it. The output is checked as Millstream's is; what differs is told in the notes.
 """
 
+# mypy: disable-error-code="import-not-found, misc"
+
 from __future__ import annotations
 
 import argparse
@@ -130,7 +132,11 @@ def main() -> None:
         verdict = "sums right" if got == expected else "SUMS WRONG"
         verdict += f", {len(out)} outputs for {len(expected)} windows"
     notes = f"bytewax {version('bytewax')}, recovery on, epochs 1 s, {verdict}, start-up {boot * 1e3:.0f} ms subtracted"
-    print(json.dumps({"case": name, "system": "bytewax", "n": args.n, "seconds": round(seconds, 3), "rate": round(args.n / seconds), "notes": notes}))
+    print(
+        json.dumps(
+            {"case": name, "system": "bytewax", "n": args.n, "seconds": round(seconds, 3), "rate": round(args.n / seconds), "notes": notes}
+        )
+    )
 
 
 if __name__ == "__main__":

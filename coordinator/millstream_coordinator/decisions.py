@@ -16,6 +16,8 @@ from millstream_schema.store.rows import AckMark, AssignmentRow, EpochRow, JobRo
 
 PERMANENT = frozenset({"fingerprint", "factory", "restore", "unreadable", "invalid"})
 """Causes that a restart cannot mend: the job fails at once."""
+CANNOT_START = frozenset({"fingerprint", "factory", "invalid"})
+"""Of these, the ones that would keep a finalising deployment from starting, too: what is uncommitted is listed and waits for a resume."""
 FREE = frozenset({"handback"})
 """Causes that cost no budget: a worker that shuts down hands its lease back."""
 RETRY_FINALIZE_US = 1_000_000
@@ -196,6 +198,8 @@ def failure(view: JobView) -> tuple[str, str] | None:
 
 def on_failure(view: JobView, cause: str, detail: str, *, stall: bool = False) -> Step:
     """Restart within budget, else fail with the causes."""
+    if cause in CANNOT_START:
+        return End(JobState.FAILED, f"{cause}: {detail}", pending=True)
     if cause in PERMANENT:
         return _fail(view, f"{cause}: {detail}")
     policy = view.settings.restart

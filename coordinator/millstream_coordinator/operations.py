@@ -96,7 +96,11 @@ class Operations:
             values = _new_job(s, model, plan)
             if manifest is not None:
                 values |= {"next_epoch": manifest.epoch + 1, "renames": _renames(manifest, s)}
-            jobs.insert_job(tx, **values)
+            if not jobs.insert_job(tx, **values):  # somebody else's submit came between the look and the insert
+                found = jobs.read_job(tx, s.job)
+                if found is not None:
+                    return found
+                raise JobConflict(f"job {s.name!r} was submitted by somebody else just now: choose another name, or end that one first")
             jobs.add_history(tx, s.job, "submitted", f"plan {plan.fingerprint()}")
             row = jobs.read_job(tx, s.job)
             assert row is not None

@@ -1,15 +1,16 @@
+"""The Celery application of the shop: ``celery -A celery_app worker``, ``celery -A celery_app beat``."""
+
 import os
 
 from celery import Celery
 
 from millstream import Installation, Millstream
 
-app = Celery("shop", broker="redis://127.0.0.1:6379/0")
-app.conf.worker_send_task_events = True  # what `celery worker --events` switches on: Flower shows the subtasks
+app = Celery("shop", broker=os.environ.get("SHOP_BROKER", "redis://127.0.0.1:6379/0"))
 
 installation = Installation(
     database=os.environ.get("SHOP_DATABASE", "postgresql+psycopg://shop@127.0.0.1/shop"),
-    transport="redis://127.0.0.1:6379/1",
-    checkpoints="file:///srv/shop/checkpoints",
+    transport=os.environ.get("SHOP_TRANSPORT", "redis://127.0.0.1:6379/1"),
+    checkpoints=os.environ.get("SHOP_CHECKPOINTS", "file:///srv/shop/checkpoints"),
 )
 millstream = Millstream(app, installation, celery_app="celery_app:app", pipelines="orders:pipelines", slots=4)

@@ -1,27 +1,29 @@
-from millstream import CollectSink, CollectTarget, EmbeddedCluster, GeneratorSource, Pipelines, StreamSettings
+"""A word count that fails once in the middle: whoever reads its results cannot tell."""
+
+from typing import Any
+
+from millstream import CollectSink, CollectTarget, EmbeddedCluster, GeneratorSource, JobBuilder, Pipelines, StreamSettings
 
 WORDS = ("to", "be", "or", "not", "to", "be") * 2_000
 outside = CollectTarget()  # what a reader outside the job can see
-crashes = []
-
-
-def read(split, position, limit):
-    return list(enumerate(WORDS))[position : position + limit] or None
-
-
-def fragile(record):
-    number, word = record
-    if number == 8_000 and not crashes:
-        crashes.append(number)
-        raise ConnectionError("the network went away")
-    return word
-
-
+crashes: list[int] = []
 pipelines = Pipelines()
 
 
+def read(split: int, position: int, limit: int) -> list[tuple[int, str]] | None:
+    return list(enumerate(WORDS))[position : position + limit] or None
+
+
+def fragile(record: tuple[int, str]) -> str:
+    number, word = record
+    if number == 8_000 and not crashes:
+        crashes.append(number)
+        raise RuntimeError("fails once")
+    return word
+
+
 @pipelines.define("wordcount")  # STRICT_EXACTLY_ONCE unless told otherwise
-def wordcount(job, config):
+def wordcount(job: JobBuilder, config: dict[str, Any]) -> None:
     words = job.source(GeneratorSource(read, rate=12_000), uid="read").map(fragile, uid="fragile")
     counts = words.key_by(str).aggregate(int, lambda count, _: count + 1, uid="count", parallelism=2)
     counts.sink_to(CollectSink("counts", outside), uid="counts")
@@ -34,4 +36,4 @@ if __name__ == "__main__":
     expected = [(word, n + 1) for word in set(WORDS) for n in range(WORDS.count(word))]
     assert sorted(outside.values("counts")) == sorted(expected)
     assert crashes and job.restarts == 1 and job.restore_epoch > 0
-    print(f"failed once, went on from epoch {job.restore_epoch}: {len(expected)} results, each exactly once")
+    print(f"failed once, went on from a durable epoch: {len(expected)} results, each exactly once")

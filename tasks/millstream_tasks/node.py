@@ -103,6 +103,8 @@ class Hosted:
     deployment: Deployment
     child: Child | None
     answered: float
+    heard: bool = False
+    """It has answered once. Before, it imports and restores, and the job's start limit bounds it."""
     ready: bool = False
     told_run: bool = False
     told_epoch: int = 0
@@ -370,7 +372,7 @@ class Node:
         hosted = self._hosted.get(key)
         if hosted is None or hosted.deployment.attempt != attempt:
             return
-        hosted.answered = self._clock.monotonic()
+        hosted.answered, hosted.heard = self._clock.monotonic(), True
         d = hosted.deployment
         who = (d.job, d.generation, d.subtask, d.attempt)
         match message:
@@ -453,7 +455,7 @@ class Node:
             if hosted.child is None:
                 continue
             hosted.child.send(Lease(self._deadline))
-            if now - hosted.answered > limit:
+            if hosted.heard and now - hosted.answered > limit:
                 self._ended(key, hosted, AssignmentState.FAILED, "silent", f"the subtask did not answer for {limit:g} s")
 
     # -- shutting down --------------------------------------------------------------------------------------------------------------------

@@ -79,21 +79,26 @@ def _obey(link: Link, runner: SubtaskRunner, clock: SystemClock) -> None:
     """The control thread: hand messages in, answer pings, end the process when the node or its lease is gone."""
     while True:
         left = runner.deadline - clock.monotonic()
-        if left <= 0:
+        if not _hear(link, runner, min(max(left, 0.001), 5.0)) and left <= 0:
             os._exit(EXIT_LEASE)
-        link.timeout(min(max(left, 0.01), 5.0))
-        try:
-            data = link.receive()
-        except (TimeoutError, BlockingIOError):
-            continue
-        if data is None:
-            os._exit(EXIT_LOST_NODE)
-        message = decode_to_subtask(data)
-        if isinstance(message, Deployment):
-            continue
-        runner.control(message)
-        if isinstance(message, Lease):
-            link.report(runner.stats())
+
+
+def _hear(link: Link, runner: SubtaskRunner, seconds: float) -> bool:
+    """Take one message; False when none came within ``seconds``. What waits in the pipe is heard before a passed lease is judged: the next message may have renewed it."""
+    link.timeout(seconds)
+    try:
+        data = link.receive()
+    except (TimeoutError, BlockingIOError):
+        return False
+    if data is None:
+        os._exit(EXIT_LOST_NODE)
+    message = decode_to_subtask(data)
+    if isinstance(message, Deployment):
+        return True
+    runner.control(message)
+    if isinstance(message, Lease):
+        link.report(runner.stats())
+    return True
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -137,6 +142,8 @@ def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Bo
     runner = make_runner(registry, deployment, environment)
     if runner is None:
         return 1
+    while _hear(link, runner, 0.001):
+        """Everything that came while this process imported: the oldest lease in it may have passed long ago."""
     threading.Thread(target=_obey, args=(link, runner, clock), name="control", daemon=True).start()
     drive(runner, transport, lambda: False)
     return 0

@@ -653,7 +653,7 @@ def test_a_requirement_the_node_cannot_meet_fails_the_job(tmp_path: Path) -> Non
         job.require("broker_transport")
 
     with quiet(tmp_path), EmbeddedCluster(here, directory=tmp_path) as cluster, pytest.raises(JobFailed) as caught:
-        cluster.run("job", settings=StreamSettings(restart=RestartPolicy(failures=0)), timeout=30)
+        cluster.run("job", settings=StreamSettings(commit_deadline_ms=200), timeout=30)
     assert "broker transport is required" in str(caught.value) and "MILLSTREAM_TRANSPORT" in str(caught.value)
 
 

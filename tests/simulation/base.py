@@ -101,7 +101,7 @@ class Workload:
         rng = self.rng
         return msgspec.structs.replace(
             settings, restart=NO_LIMIT, source_batch=rng.choice((1, 3, 5, 50)), retained=rng.choice((1, 2, 5)), max_segments=rng.choice((2, 4, 16)),
-            epoch_interval_ms=rng.choice((500, 700, 1100)), max_uncommitted=rng.choice((2, 10)), incremental=rng.random() < 0.8,
+            epoch_interval_ms=rng.choice((600, 900, 1200)), max_uncommitted=rng.choice((2, 10)), incremental=rng.random() < 0.8,
         )  # fmt: skip
 
     def _build(self, job: JobBuilder) -> None:

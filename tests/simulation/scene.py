@@ -6,7 +6,7 @@ Used by ``test_traps_*.py``. What must never happen here: an assertion on how of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -79,13 +79,4 @@ class Scene(Rolling):
         self.final()
 
 
-def scene(seed: int = 0, faults: Faults | None = None, **settings: Any) -> Iterator[Scene]:
-    """For fixtures."""
-    made = Scene(seed, faults, **settings)
-    try:
-        yield made
-    finally:
-        made.sim.close()
-
-
-__all__ = ["SETTINGS", "Scene", "scene"]
+__all__ = ["SETTINGS", "Scene"]

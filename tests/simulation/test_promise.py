@@ -7,20 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-from tests.simulation.replay import one, quiet
+from tests.simulation.replay import one
 from tests.simulation.workloads import WORKLOADS
 
 SEEDS = int(os.environ.get("MILLSTREAM_SIM_SEEDS", "0"))
 RUNS = [(name, seed) for name, w in WORKLOADS.items() for seed in range(SEEDS or w.seeds)]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    quiet()
-    yield
 
 
 @pytest.mark.parametrize(("workload", "seed"), RUNS)

@@ -325,7 +325,7 @@ class SimHints:
         if hint.job not in chosen.hinted:  # one look answers all hints of a moment
             chosen.hinted.add(hint.job)
             self._send(lambda: chosen.look(hint.job))
-            self._sim.world.at(0.03, lambda: chosen.hinted.discard(hint.job))
+            self._sim.world.at(0.06, lambda: chosen.hinted.discard(hint.job))
 
 
 SETTINGS = StreamSettings(

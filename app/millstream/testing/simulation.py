@@ -130,11 +130,11 @@ class Simulation:
         self.run(lambda: self.world.now >= end, end)
 
     def run_until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Run until the condition, looked at every tenth of a second, holds. Raises AssertionError naming ``what`` when it does not within ``seconds``."""
+        """Run until the condition, looked at every fifth of a second, holds. Raises AssertionError naming ``what`` when it does not within ``seconds``."""
         last = [-1.0]
 
         def holds() -> bool:
-            if self.world.now - last[0] < 0.1:
+            if self.world.now - last[0] < 0.2:
                 return False
             last[0] = self.world.now
             return condition()
@@ -143,11 +143,11 @@ class Simulation:
             raise AssertionError(f"seed {self.world.seed}: {what} did not happen within {seconds} simulated seconds")
 
     def run_to_end(self, job: str, seconds: float = 400.0, check: Callable[[], None] | None = None) -> JobState:
-        """Run until the job has ended; checks an invariant at every half second."""
+        """Run until the job has ended; checks an invariant at every second."""
         last = [-1.0]
 
         def ended() -> bool:
-            if self.world.now - last[0] < 0.5:
+            if self.world.now - last[0] < 1.0:
                 return False
             last[0] = self.world.now
             if check is not None:

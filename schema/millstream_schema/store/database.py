@@ -67,6 +67,9 @@ class Transaction:
         found = self._connection.execute(statement).mappings().first()
         return None if found is None else {str(k): v for k, v in found.items()}
 
+    def has_table(self, name: str) -> bool:
+        return sa.inspect(self._connection).has_table(name)
+
     def insert(self, table: sa.Table, **values: Any) -> None:
         self._connection.execute(sa.insert(table).values(**values))
 

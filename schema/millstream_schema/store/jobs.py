@@ -14,7 +14,7 @@ HISTORY_KEPT = 200
 
 
 def insert_job(tx: Transaction, **values: Any) -> bool:
-    """Insert a new job; False when the id exists. Raises IntegrityError as StoreError when a live job has the name."""
+    """Insert a new job; False when the id exists or a live job has the name."""
     now = tx.now_us()
     return tx.insert_or_nothing(tx.t.job, **{"created_us": now, "changed_us": now, "rev": 0, **values})
 

@@ -49,7 +49,7 @@ def check_schema(database: Database) -> None:
 
 def _version(database: Database) -> tuple[int, str] | None:
     t = database.tables.schema
-    if not sa.inspect(database.engine).has_table(t.name):
+    if not database.read(lambda tx: tx.has_table(t.name)):
         return None
     row = database.read(lambda tx: tx.row(sa.select(t.c.version, t.c.state).where(t.c.id == 1)))
     return None if row is None else (int(row["version"]), str(row["state"]))

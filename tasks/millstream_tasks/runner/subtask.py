@@ -135,7 +135,7 @@ class SubtaskRunner:
         d = self.deployment
         self.guard()
         problems = unmet(self._model, d.job, self._env.storage, self._env.transport_kind)
-        if problems:
+        if problems and d.mode is DeployMode.RUN:
             raise JobInvalid([f"{self.subtask.id}: {p}" for p in problems])
         writers = self._open_sinks()
         self._build_outputs()

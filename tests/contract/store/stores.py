@@ -67,13 +67,19 @@ def job_values(name: str = "job-1", state: JobState = JobState.RUNNING, **change
     row = msgspec.structs.asdict(job_row(state))
     del row["created_us"], row["changed_us"], row["rev"]
     live = None if state.ended else f"default/{name}"
-    plans = {"plan": text(PLAN), "model": text(MODEL), "settings": text(StreamSettings()), "plan_fingerprint": PLAN.fingerprint(), "renames": text(Renames())}
+    plans = {
+        "plan": text(PLAN),
+        "model": text(MODEL),
+        "settings": text(StreamSettings()),
+        "plan_fingerprint": PLAN.fingerprint(),
+        "renames": text(Renames()),
+    }
     return {**row, "id": name, "name": name, "live_name": live, **plans, **changes}
 
 
-def insert_job(db: Database, name: str = "job-1", state: JobState = JobState.RUNNING, **changes: Any) -> JobRow:
-    assert db.run(lambda tx: jobs.insert_job(tx, **job_values(name, state, **changes)))
-    return read_job(db, name)
+def insert_job(db: Database, job: str = "job-1", state: JobState = JobState.RUNNING, **changes: Any) -> JobRow:
+    assert db.run(lambda tx: jobs.insert_job(tx, **{**job_values(job, state), **changes}))
+    return read_job(db, job)
 
 
 def read_job(db: Database, name: str = "job-1") -> JobRow:
@@ -82,10 +88,14 @@ def read_job(db: Database, name: str = "job-1") -> JobRow:
     return row
 
 
-def snapshot(subtask: str, *, splits: Sequence[SplitState] = (), filler: str = "", committables: Sequence[Committable] = ()) -> SubtaskSnapshot:
+def snapshot(
+    subtask: str, *, splits: Sequence[SplitState] = (), filler: str = "", committables: Sequence[Committable] = ()
+) -> SubtaskSnapshot:
     vertex = subtask.partition(":")[0]
     meta: dict[str, Any] = {"filler": filler} if filler else {}
-    return SubtaskSnapshot(subtask, PLAN.vertex(vertex).operators, [Handle(f"k/{subtask}", 1, "c")], list(splits), list(committables), meta=meta)
+    return SubtaskSnapshot(
+        subtask, PLAN.vertex(vertex).operators, [Handle(f"k/{subtask}", 1, "c")], list(splits), list(committables), meta=meta
+    )
 
 
 def manifest(job: str = "job-1", epoch: int = 7, filler: str = "") -> EpochManifest:
@@ -98,7 +108,19 @@ def manifest(job: str = "job-1", epoch: int = 7, filler: str = "") -> EpochManif
 def table_rows(db: Database, table: str) -> list[dict[str, Any]]:
     """Everything in a table, without what changes with each write."""
     found = db.read(lambda tx: tx.rows(getattr(tx.t, table).select()))
-    dull = {"rev", "changed_us", "acked_us", "created_us", "triggered_us", "durable_us", "committed_us", "renewed_us", "expires_us", "started_us", "progressed_us"}
+    dull = {
+        "rev",
+        "changed_us",
+        "acked_us",
+        "created_us",
+        "triggered_us",
+        "durable_us",
+        "committed_us",
+        "renewed_us",
+        "expires_us",
+        "started_us",
+        "progressed_us",
+    }
     return sorted(({k: v for k, v in row.items() if k not in dull} for row in found), key=repr)
 
 

@@ -12,7 +12,7 @@ from millstream_schema.connectors import Split
 from millstream_schema.errors import SnapshotMissing, SnapshotUnreadable, StoreError
 from millstream_schema.manifest import Renames, SplitState
 from millstream_schema.plan import Subtask
-from millstream_schema.states import EpochState, SplitOwner
+from millstream_schema.states import EpochState, JobState, SplitOwner
 from millstream_schema.store import epochs, jobs, registry, truth
 from millstream_schema.store.database import Database
 
@@ -216,7 +216,7 @@ def test_a_savepoint_goes_from_copying_to_complete_once(db: Database) -> None:
 
 
 def test_a_generation_starts_from_the_newest_durable_epoch_else_the_savepoint_else_nothing(db: Database) -> None:
-    """"None" and "unreadable" are different at each of the three."""
+    """ "None" and "unreadable" are different at each of the three."""
     restored = lambda job: db.read(lambda tx: epochs.restored_manifest(tx, job))  # noqa: E731
     fresh = insert_job(db)
     assert restored(fresh) is None
@@ -303,7 +303,11 @@ def test_t62_a_reset_puts_every_split_where_the_manifest_says(db: Database) -> N
     insert_job(db)
     discover(db, ["a", "b", "c"])
     db.run(lambda tx: epochs.own_splits(tx, JOB, {("in", n): 1 for n in "abc"}))
-    states = [(SplitState("in", "a", {"n": 1}, 5, False), 0), (SplitState("in", "b", None, 8, True), -1), (SplitState("in", "new", None, None, False), -1)]
+    states = [
+        (SplitState("in", "a", {"n": 1}, 5, False), 0),
+        (SplitState("in", "b", None, 8, True), -1),
+        (SplitState("in", "new", None, None, False), -1),
+    ]
     for _ in range(2):
         db.run(lambda tx: epochs.reset_splits(tx, JOB, states))
         assert split_states(db) == {
@@ -360,10 +364,17 @@ def test_a_node_is_told_what_it_runs_and_what_its_job_is_at(db: Database) -> Non
 
 @pytest.mark.parametrize(
     ("changes", "epoch"),
-    [({"in_flight": 9}, E.PRECOMMITTED), ({"in_flight": 9}, E.ABORTED), ({"in_flight": 0}, E.TRIGGERED), ({"in_flight": 9, "generation": 4}, E.TRIGGERED)],
+    [
+        ({"in_flight": 9}, E.PRECOMMITTED),
+        ({"in_flight": 9}, E.ABORTED),
+        ({"in_flight": 0}, E.TRIGGERED),
+        ({"in_flight": 9, "generation": 4}, E.TRIGGERED),
+    ],
     ids=str,
 )
-def test_t34_nobody_is_told_to_trigger_an_epoch_that_is_over_or_not_theirs(db: Database, changes: dict[str, Any], epoch: EpochState) -> None:
+def test_t34_nobody_is_told_to_trigger_an_epoch_that_is_over_or_not_theirs(
+    db: Database, changes: dict[str, Any], epoch: EpochState
+) -> None:
     """Only the one in flight, of this generation, and only while it waits."""
     insert_job(db, **changes)
     placed(db, changes.get("generation", 3))
@@ -376,7 +387,7 @@ def test_t34_nobody_is_told_to_trigger_an_epoch_that_is_over_or_not_theirs(db: D
 @pytest.mark.parametrize("state", ["DEPLOYING", "STOPPING"])
 def test_a_job_that_does_not_run_triggers_and_aborts_nothing(db: Database, state: str) -> None:
     """Before RUNNING sources read nothing, after it nothing is cut."""
-    insert_job(db, **{"state": state, "in_flight": 9})
+    insert_job(db, JOB, JobState(state), in_flight=9)
     placed(db)
     trigger(db, 9)
     job = told(db)[1]

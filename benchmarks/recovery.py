@@ -1,0 +1,132 @@
+"""How long until records flow again: two node processes, parallelism 2, STRICT_EXACTLY_ONCE, 2,000 records a second.
+
+    python -m benchmarks recovery --iterations 10
+
+``node``: one node gets SIGKILL; time from the expiry of its lease (by the row that holds it) until the first record of the new generation reached both sinks. ``subtask``: one
+sink's process gets SIGKILL while its node lives; time from the kill. Both by the machine's clock. The job is drained at the end and its counts are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from millstream.dev import DevCluster
+from millstream_schema.settings import RestartPolicy, StreamSettings
+from millstream_schema.states import Desired, JobState
+from millstream_schema.store.database import Database
+
+from .measurement import Result, options, percentile, quiet, scratch, show
+from .tally import Arrival, arrivals, read_tally
+
+TARGET_S = 2.0
+LEASE_MS = 3_000
+RATE = 2_000
+
+
+def first_records(out: Path, above: int, timeout: float) -> list[Arrival]:
+    """First arrival at each of the two sinks in a generation above ``above``, the newest such generation that has both. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = arrivals(out)
+        newest = max((a.generation for a in found), default=0)
+        both = {a.subtask: a for a in found if a.generation == newest}
+        if newest > above and len(both) == 2:
+            return list(both.values())
+        time.sleep(0.005)
+    raise TimeoutError(f"no records of a generation above {above} after {timeout} s")
+
+
+def lease_expiry(database: Database, node: str) -> float:
+    """UTC seconds at which the lease of the node of this name expires or expired."""
+    table = database.tables.node
+    with database.engine.connect() as connection:
+        return float(connection.execute(sa.select(sa.func.max(table.c.expires_us)).where(table.c.name == node)).scalar_one()) / 1e6
+
+
+def kill_node(cluster: DevCluster, out: Path, turn: int) -> float:
+    """Seconds from the lease's expiry to the first record."""
+    generation = max(a.generation for a in arrivals(out))
+    name = sorted(cluster.nodes)[turn % 2]
+    victim = cluster.nodes[name]
+    victim.kill()
+    victim.wait()
+    expiry = lease_expiry(cluster.database, name)
+    cluster.start_node(name)
+    return max(a.at for a in first_records(out, generation, 60)) / 1e9 - expiry
+
+
+def kill_subtask(cluster: DevCluster, out: Path, turn: int) -> float:
+    """Seconds from the kill to the first record."""
+    newest = max(a.generation for a in arrivals(out))
+    victim = next(a for a in arrivals(out) if a.generation == newest and a.subtask == turn % 2)
+    killed = time.time_ns()
+    os.kill(victim.pid, signal.SIGKILL)
+    return (max(a.at for a in first_records(out, newest, 60)) - killed) / 1e9
+
+
+def settle(cluster: DevCluster, job: str, epochs: int) -> None:
+    """Until some more epochs are durable: each kill finds the job at work, and its restart budget filled up."""
+    wanted = cluster.operations.find(job).newest_durable + epochs
+    deadline = time.monotonic() + 60
+    while cluster.operations.find(job).newest_durable < wanted:
+        assert time.monotonic() < deadline, "no epoch became durable for 60 s"
+        time.sleep(0.05)
+
+
+def measure(kill: Callable[[DevCluster, Path, int], float], iterations: int) -> list[float]:
+    """One job, killed ``iterations`` times; raises AssertionError when its counts are wrong in the end."""
+    with scratch() as directory:
+        out = directory / "out"
+        out.mkdir()
+        with DevCluster(
+            "benchmarks.process_jobs:pipelines", directory=directory, nodes=2, lease_ms=LEASE_MS, restart=False, spares=4
+        ) as cluster:
+            settings = StreamSettings(restart=RestartPolicy(kind="fixed", delay_ms=50, failures=100, interval_ms=1000))
+            job = cluster.submit("counting", config={"n": 0, "rate": RATE, "directory": str(out)}, settings=settings)
+            first_records(out, 0, 60)
+            found = []
+            for turn in range(iterations):
+                settle(cluster, job, 2)
+                found.append(kill(cluster, out, turn))
+            settle(cluster, job, 2)
+            cluster.operations.stop(job, Desired.DRAIN)
+            row = cluster.wait(job, 60)
+            assert row.state is JobState.FINISHED, f"the job ended as {row.state}: {row.reason}"
+        tally = read_tally(out)
+        assert tally.rows == sum(tally.highest.values()), f"{tally.rows} rows were committed, the counts say {sum(tally.highest.values())}"
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = options(__doc__, 10)
+    parser.set_defaults(iterations=10)
+    parser.add_argument("--only", choices=["node", "subtask"])
+    args = parser.parse_args(argv)
+    iterations = 1 if args.once else args.iterations
+    quiet()
+    for name, kill in (("subtask", kill_subtask), ("node", kill_node)):
+        if args.only not in (None, name):
+            continue
+        found = measure(kill, iterations)
+        median = statistics.median(found)
+        since = f"lease expiry ({LEASE_MS} ms lease)" if name == "node" else "SIGKILL"
+        show(
+            Result(
+                f"recovery {name}", n=iterations, p50_ms=round(median * 1000), p99_ms=round(percentile(found, 0.99) * 1000), target=f"median <= {TARGET_S:.0f} s",
+                met=None if args.once else median <= TARGET_S,
+                notes=f"STRICT, from {since} to the first record at both sinks, restart delay 50 ms, counts compared, all (s): {[round(f, 2) for f in found]}",
+            )
+        )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
