@@ -1,6 +1,6 @@
 """What an epoch costs: a keyed sum over 1,000,000 str → int entries, parallelism 1, with epochs every second and without.
 
-    python -m benchmarks epochs --n 10000000
+    python -m benchmarks epochs --n 20000000
 
 First every key is put once (not measured), then ``--n`` updates of random keys come: uniform or Zipf 1.1, at 300,000 a second or as fast as they are taken. ``ratio`` is
 the rate with epochs over the rate without, target 0.85; ``pause`` the longest time the subtask's thread stood still: its own counter of the synchronous part of a

@@ -1,6 +1,6 @@
 """Two node processes, parallelism 2, a hash edge between four subtask processes: STRICT_EXACTLY_ONCE, epochs every second, over each transport.
 
-    python -m benchmarks exchange --n 3000000
+    python -m benchmarks exchange --n 6000000
 
 Rate: ``n`` over the time from submit to FINISHED (all committed), less that of a run over two records. Rows and the last count of each word are compared.
 """
@@ -39,7 +39,7 @@ def run(cluster: DevCluster, n: int, directory: Path) -> tuple[float, int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = options(__doc__, 3_000_000)
+    parser = options(__doc__, 6_000_000)
     parser.add_argument("--transport", choices=["unix", "redis", "rabbitmq"])
     args = parser.parse_args(argv)
     n, iterations = (20_000, 1) if args.once else (args.n, args.iterations)

@@ -344,6 +344,8 @@ def _trigger(view: JobView) -> Step:
         return Wait(view.now + settings.epoch_interval_ms * 1000)
     if job.wanted_savepoint:
         return TriggerEpoch(EpochKind.SAVEPOINT, job.wanted_savepoint)
+    if settings.epoch_interval_ms == 0:
+        return Wait()
     pause = job.epoch_us + settings.min_pause_ms * 1000
     due = pause if job.wants_epoch else max(pause, job.epoch_us + settings.epoch_interval_ms * 1000)
     return TriggerEpoch(EpochKind.CHECKPOINT) if view.now >= due else Wait(due)

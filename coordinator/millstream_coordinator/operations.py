@@ -13,7 +13,7 @@ import msgspec
 from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, JobConflict, JobInvalid, JobNotFound, RestoreRefused
 from millstream_schema.manifest import EpochManifest, Renames, open_manifest
-from millstream_schema.model import NAME, EdgeConfig, Override, StreamModel
+from millstream_schema.model import NAME, EdgeConfig, Guarantee, Override, StreamModel
 from millstream_schema.pipeline import Pipeline, planned
 from millstream_schema.plan import PartitionedPlan
 from millstream_schema.settings import StreamSettings
@@ -57,6 +57,8 @@ def compiled(
         raise JobInvalid([*problems, f"override for operator {exc.args[0]!r}: there is no such operator; known: {known}"]) from None
     except msgspec.ValidationError as exc:
         raise JobInvalid([*problems, f"an override of edge settings has a wrong value: {exc}"]) from None
+    if settings.epoch_interval_ms == 0 and model.guarantee is not Guarantee.BEST_EFFORT:
+        problems.append(f"epoch_interval_ms is 0 (no epochs): {model.guarantee} needs them; only BEST_EFFORT works without")
     if problems:
         raise JobInvalid(problems)
     return model, plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 import structlog
 
+from millstream_schema.connectors import Committable
 from millstream_schema.control import EpochKind
 from millstream_schema.errors import CommitUnknown, SnapshotMissing, SnapshotUnreadable
 from millstream_schema.hints import Hints, NodeHint
@@ -192,7 +193,7 @@ class Reconciler:
         if not finalize:
             epochs.reset_splits(tx, job.id, splits)
             epochs.write_channels(tx, view.plan.channels(job.id, generation))
-        registry.assign(tx, job.id, generation, placed, epoch)
+        registry.assign(tx, job.id, generation, placed, 0)  # nothing is known to be committed before it is reported
         registry.delete_assignments(tx, job.id, generation - 20)
         state = JobState.STOPPING if finalize else JobState.DEPLOYING
         mode = "finalize" if finalize else "run"
@@ -252,7 +253,7 @@ class Reconciler:
         if step.pending and job.newest_durable > job.newest_committed:
             manifest = epochs.read_manifest(tx, job.id, job.newest_durable)
             done = {a.subtask: a.committed for a in view.assignments}
-            left = [c for s in manifest.subtasks if done.get(s.subtask, 0) < manifest.epoch for c in s.committables]
+            left = [c for c in manifest.committables() if done.get(_committer(view.plan, c), 0) < manifest.epoch]
             pending = msgspec.json.encode(left).decode()
         values: dict[str, object] = {}
         if not step.pending and job.newest_durable > job.newest_committed:
@@ -264,3 +265,9 @@ class Reconciler:
             generation=job.generation + (view.assignments != []), desired=desired, **values,
         )  # fmt: skip
         jobs.add_history(tx, job.id, step.state.lower(), step.reason)
+
+
+def _committer(plan: PartitionedPlan, committable: Committable) -> str:
+    """Who commits it in this generation: original subtask j belongs to j mod the present parallelism."""
+    vertex = next((v for v in plan.vertices if committable.operator in v.operators), None)
+    return "" if vertex is None else Subtask(vertex.id, committable.subtask % vertex.parallelism).id

@@ -32,7 +32,7 @@ class StreamSettings(msgspec.Struct, frozen=True):
 
     Durations are milliseconds. ``lease_ms``: a node that could not renew for this long loses its subtasks. ``renew_ms`` ≤ lease/3: two renewals may be lost.
     ``liveness_ms`` < lease: a subtask process that does not answer its node is killed. ``alignment_ms``: time without any progress of a subtask that has not
-    acknowledged. ``epoch_timeout_ms``: absolute, long, only aborts. ``retained``: checkpoints kept per job.
+    acknowledged. ``epoch_interval_ms``: 0 turns periodic epochs off, under BEST_EFFORT only. ``epoch_timeout_ms``: absolute, long, only aborts. ``retained``: checkpoints kept per job.
     """
 
     epoch_interval_ms: int = 1000
@@ -63,7 +63,10 @@ class StreamSettings(msgspec.Struct, frozen=True):
         found = [
             f"{name} must be positive, not {value}"
             for name in self.__struct_fields__
-            if isinstance(value := getattr(self, name), int) and not isinstance(value, bool) and value <= 0 and name != "min_pause_ms"
+            if isinstance(value := getattr(self, name), int)
+            and not isinstance(value, bool)
+            and value <= 0
+            and name not in ("min_pause_ms", "epoch_interval_ms")
         ]
         rules = (
             (self.renew_ms * 3 <= self.lease_ms, "renew_ms must be at most lease_ms / 3: two lost renewals must not cost the lease"),
@@ -76,6 +79,7 @@ class StreamSettings(msgspec.Struct, frozen=True):
             (self.epoch_timeout_ms < 3_600_000, "epoch_timeout_ms must be below one hour"),
             (self.channel_expiry_ms >= 3_600_000, "channel_expiry_ms must be at least one hour"),
             (self.min_pause_ms >= 0, "min_pause_ms must not be negative"),
+            (self.epoch_interval_ms >= 0, "epoch_interval_ms must not be negative; 0 turns epochs off (BEST_EFFORT only)"),
             (
                 self.restart.kind in ("fixed", "exponential", "rate"),
                 f"unknown restart kind {self.restart.kind!r}; known: fixed, exponential, rate",

@@ -129,7 +129,9 @@ class Segment:
         if unknown and not lenient:
             raise RestoreRefused([f"operator {operator!r}: the snapshot holds state {s!r}, the job has no such state" for s in unknown])
         first, stop = self.header.shards
+        count = self.header.shard_count
         mixed = first not in shards or stop - 1 not in shards
+        alone = (first, stop) == (shards.start, shards.stop)
         for e in self.header.entries:
             if e.operator != operator:
                 continue
@@ -137,14 +139,16 @@ class Segment:
             if table is None:
                 continue
             if e.op == DROP:
-                table.unload(e.namespace, None)
+                # Only what the writer owned: another old subtask, whose clock was behind, may still have keys there.
+                held = table.panes.get(e.namespace, ())
+                table.unload(e.namespace, None if alone else [key for key in held if first <= shard_of(key, count) < stop])
                 continue
             keys = self._column(e.keys)
             if len(keys) != e.count:
                 raise SnapshotUnreadable(
                     f"snapshot segment {self._name}: {e.operator}/{e.state} has {len(keys)} keys where {e.count} are listed"
                 )
-            mine = [shard_of(key, self.header.shard_count) in shards for key in keys] if mixed else None
+            mine = [shard_of(key, count) in shards for key in keys] if mixed else None
             if e.op == DEL:
                 table.unload(e.namespace, keys if mine is None else list(compress(keys, mine)))
                 continue

@@ -115,6 +115,8 @@ class KeyedTable:
         pane = self.panes.get(ns, {})
         for key in keys:
             pane.pop(key, None)
+        if not pane:
+            self.panes.pop(ns, None)
 
 
 class TableCut:

@@ -143,7 +143,7 @@ def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Bo
     if runner is None:
         return 1
     while _hear(link, runner, 0.001):
-        """Everything that came while this process imported: the oldest lease in it may have passed long ago."""
+        continue  # all that came while this process imported: the oldest lease in it may have passed long ago
     threading.Thread(target=_obey, args=(link, runner, clock), name="control", daemon=True).start()
     drive(runner, transport, lambda: False)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from celery import Celery
+
 from millstream.installation import Installation
 from millstream.worker import Millstream
 

@@ -32,7 +32,9 @@ def own_rabbitmq() -> Iterator[RabbitMQInstance]:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory, own_postgres: PostgresInstance, own_redis: RedisInstance) -> Iterator[CeleryCluster]:
+def shared_cluster(
+    tmp_path_factory: pytest.TempPathFactory, own_postgres: PostgresInstance, own_redis: RedisInstance
+) -> Iterator[CeleryCluster]:
     """Two workers and beat over Redis and PostgreSQL, shared by the tests: each has a job of its own. Unacknowledged task messages are redelivered after 2 s (T-50)."""
     home = tmp_path_factory.mktemp("redis-cluster")
     with celery_cluster(home, own_redis, fresh_database(own_postgres), environment={"MILLSTREAM_VISIBILITY_TIMEOUT": "2"}) as cluster:

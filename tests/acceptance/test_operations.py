@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from millstream import RestoreRefused, RestartPolicy
 from tests.acceptance.pipelines import ROLLING, Rows, differences, sink_directory_rows
 from tests.acceptance.traffic import Traffic, make_tables, read_rows, sink_url
 from tests.support.celery_cluster import ROOT, CeleryCluster, eventually, settings
 from tests.support.processes import PortLease
+
+from millstream import RestartPolicy, RestoreRefused
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.redis]
 
@@ -77,20 +78,23 @@ def _flower(cluster: CeleryCluster, home: Path) -> Iterator[Any]:
 
 
 def test_poison_fails_skips_or_goes_to_dead_letters(redis_cluster: CeleryCluster, tmp_path: Path) -> None:
-    """A line that cannot be decoded: ``fail`` ends the job naming the place after its budget, ``skip`` and ``dead-letter`` go on with exact results."""
+    """A line that cannot be decoded: ``fail`` ends the job naming the place once its budget is used up, ``skip`` and ``dead-letter`` go on with exact results."""
     source = tmp_path / "in"
     _write_lines(source / "a.jsonl", 0, 50, poison_at=20)
     letters = tmp_path / "letters"
-    budget = RestartPolicy(kind="fixed", delay_ms=50, failures=1)
+    budget = RestartPolicy(kind="fixed", delay_ms=50, failures=2)
     names = {}
     for policy in ("fail", "skip", "dead-letter"):
         suffix = f"_{policy.replace('-', '_')}"
         make_tables(redis_cluster.database_url, suffix)
         config = {"path": str(source), "poison": policy, "target": sink_url(redis_cluster.database_url), "suffix": suffix}
         config |= {"dead": str(letters)} if policy == "dead-letter" else {}
-        names[policy] = redis_cluster.jobs.submit("lines", name=policy, config=config, settings=settings(restart=budget)).id
-    failed = redis_cluster.finished(names["fail"], state="FAILED")
-    assert "a.jsonl" in failed.reason, failed.reason
+        names[policy] = redis_cluster.jobs.submit(
+            "lines", name=policy, config=config, settings=settings(**({"restart": budget} if policy == "fail" else {}))
+        ).id
+    redis_cluster.finished(names["fail"], state="FAILED")
+    said = [h["detail"] for h in redis_cluster.jobs.status(names["fail"])["history"]]
+    assert any("a.jsonl" in detail and "Mend the record" in detail for detail in said), said
     assert read_rows(redis_cluster.database_url, "rolling_fail", ROLLING) == []
     for policy in ("skip", "dead-letter"):
         redis_cluster.finished(names[policy])

@@ -101,7 +101,9 @@ class Traffic:
         """Rows that are visible more than once now."""
         columns = ", ".join(ROLLING)
         with engine_of(self.target) as engine, engine.connect() as connection:
-            found = connection.exec_driver_sql(f"SELECT {columns} FROM rolling{self.suffix} GROUP BY {columns} HAVING COUNT(*) > 1").fetchall()
+            found = connection.exec_driver_sql(
+                f"SELECT {columns} FROM rolling{self.suffix} GROUP BY {columns} HAVING COUNT(*) > 1"
+            ).fetchall()
         return [tuple(row) for row in found]
 
 
@@ -122,7 +124,12 @@ def fresh_database(server: PostgresInstance) -> str:
 def celery_cluster(home: Path, broker: Broker, database_url: str, **options: Any) -> Iterator[CeleryCluster]:
     """Two workers and beat with the jobs of the tests."""
     with CeleryCluster(
-        home, broker.url, database_url, application="tests.acceptance.application:app", pipelines="tests.acceptance.pipelines:pipelines", **options
+        home,
+        broker.url,
+        database_url,
+        application="tests.acceptance.application:app",
+        pipelines="tests.acceptance.pipelines:pipelines",
+        **options,
     ) as cluster:
         yield cluster
 

@@ -26,7 +26,7 @@ class Scene(Rolling):
 
     name = "scene"
     splits = 3
-    per_split = 60
+    per_split = 100
     rate = 20.0
     settings_changed: dict[str, Any] = {}
 
@@ -48,7 +48,8 @@ class Scene(Rolling):
         return list(reversed(self.sim.database.read(lambda tx: epochs.list_epochs(tx, self.job, 10_000))))
 
     def manifest(self, epoch: int | None = None) -> EpochManifest:
-        return self.sim.database.read(lambda tx: epochs.read_manifest(tx, self.job, epoch or self.row.newest_durable))
+        wanted = epoch or self.row.newest_durable
+        return self.sim.database.read(lambda tx: epochs.read_manifest(tx, self.job, wanted))
 
     def children(self, vertex: str = "") -> list[SimChild]:
         """Subtasks of the present generation that are alive, by id."""

@@ -23,6 +23,7 @@ from typing import IO, Any, Self
 import psutil
 import sqlalchemy as sa
 from celery import Celery
+
 from millstream.client import Jobs
 from millstream.installation import Installation
 from millstream.pipelines import Pipelines
@@ -114,7 +115,9 @@ class CeleryCluster:
         )  # fmt: skip
         celery = [sys.executable, "-m", "celery", "-A", self.application]
         quiet = ["--without-gossip", "--without-mingle", "-c", "1", "-l", "INFO", "-Q", f"{self.prefix}.tasks"]
-        self.programs = {f"w{i}": self._program(f"w{i}", [*celery, "worker", "-n", f"w{i}@{self.prefix}", *quiet]) for i in range(self.workers)}
+        self.programs = {
+            f"w{i}": self._program(f"w{i}", [*celery, "worker", "-n", f"w{i}@{self.prefix}", *quiet]) for i in range(self.workers)
+        }
         self.programs["beat"] = self._program("beat", [*celery, "beat", "-s", str(self.home / "beat.db"), "-l", "WARNING"])
         self._closing = threading.Event()
         self._lock = threading.RLock()

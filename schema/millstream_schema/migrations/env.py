@@ -11,7 +11,7 @@ with database.engine.connect() as connection:
         connection=connection,
         target_metadata=database.tables.metadata,
         version_table=f"{database.tables.prefix}alembic",
-        transaction_per_migration=True,
+        transactional_ddl=database.dialect != "mysql",  # all or nothing where the database can; SQLite takes the write lock with it
     )
     with context.begin_transaction():
         context.run_migrations()

@@ -6,15 +6,22 @@ that a half-done migration is noticed. What must never happen here: a start on a
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from ..errors import SchemaMismatch
+from ..errors import SchemaMismatch, StoreUnavailable
 from .database import Database, Transaction
 from .tables import SCHEMA_VERSION
+
+_IN_PROCESS = threading.Lock()
+"""Alembic keeps its context in a module: one migration at a time in a process."""
+_LOCK_SECONDS = 60
 
 
 def create_schema(database: Database) -> None:
@@ -27,10 +34,39 @@ def create_schema(database: Database) -> None:
         raise SchemaMismatch(f"the database has schema {have[0]}, this build knows {SCHEMA_VERSION}: upgrade Millstream")
     if have == (SCHEMA_VERSION, "READY"):
         return
-    database.tables.schema.create(database.engine, checkfirst=True)
-    database.run(lambda tx: _mark(tx, "MIGRATING"))
-    _upgrade(database)
-    database.run(lambda tx: _mark(tx, "READY"))
+    with _IN_PROCESS, _alone(database):
+        if _version(database) == (SCHEMA_VERSION, "READY"):
+            return  # another process was faster
+        database.tables.schema.create(database.engine, checkfirst=True)
+        database.run(lambda tx: _mark(tx, "MIGRATING"))
+        _upgrade(database)
+        database.run(lambda tx: _mark(tx, "READY"))
+
+
+@contextmanager
+def _alone(database: Database) -> Iterator[None]:
+    """Hold the server's own lock for this prefix, so that of two processes one migrates and the other waits. It goes with its session.
+
+    SQLite needs none: there a migration is one transaction that begins with the write lock.
+    """
+    if database.dialect == "sqlite":
+        yield
+        return
+    name = f"millstream migrate {database.tables.prefix}"
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if database.dialect == "postgresql":
+            connection.exec_driver_sql(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
+            connection.execute(sa.text("SELECT pg_advisory_lock(hashtextextended(:name, 0))"), {"name": name})
+            release = "SELECT pg_advisory_unlock(hashtextextended(:name, 0))"
+        else:
+            if connection.execute(sa.text("SELECT GET_LOCK(:name, :wait)"), {"name": name, "wait": _LOCK_SECONDS / 3}).scalar() != 1:
+                raise StoreUnavailable("another process is migrating the schema and does not finish: try again when it has")
+            release = "SELECT RELEASE_LOCK(:name)"
+        try:
+            yield
+        finally:
+            connection.execute(sa.text(release), {"name": name})
+            connection.invalidate()  # its session settings are not for the pool
 
 
 def check_schema(database: Database) -> None:

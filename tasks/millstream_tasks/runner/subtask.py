@@ -102,6 +102,7 @@ class SubtaskRunner:
         self._ready = False
         self._sealed: int | None = None
         self._terminal = 0
+        self._ends_input = False
         self._ended = False
         self._pending: Trigger | None = None
         self._kinds: dict[int, EpochKind] = {}
@@ -523,6 +524,7 @@ class SubtaskRunner:
         began = self._env.clock.monotonic()
         if kind.terminal:
             self._terminal = epoch
+            self._ends_input = kind.ends_input  # by the barrier: an exhausted source may be suspended, too
         participants = {name: p.save_state(epoch) for name, p in self._participants()}
         sealed = []
         for _, participant in self._participants():
@@ -597,16 +599,13 @@ class SubtaskRunner:
             return
         self._ended = True
         try:
-            if self._sealed_kind_ends_input():
+            if self._ends_input:
                 self.outputs.end()
                 self.outputs.pump()
         except ChannelError:
             pass  # the consumer has finished: its commit did not wait for END
         if self.committer.settled:
             self._finish()
-
-    def _sealed_kind_ends_input(self) -> bool:
-        return self._exhausted if self.source is not None else all(c.final for c in self.inputs)
 
     def _finish(self) -> None:
         """The last epoch is committed: the channels that end here are not needed any more."""

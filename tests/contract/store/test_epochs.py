@@ -10,11 +10,12 @@ from tests.contract.store.stores import PLAN, Opened, insert_job, job_values, ma
 
 from millstream_schema.connectors import Split
 from millstream_schema.errors import SnapshotMissing, SnapshotUnreadable, StoreError
-from millstream_schema.manifest import Renames, SplitState
+from millstream_schema.manifest import EpochManifest, Renames, SplitState
 from millstream_schema.plan import Subtask
 from millstream_schema.states import EpochState, JobState, SplitOwner
 from millstream_schema.store import epochs, jobs, registry, truth
 from millstream_schema.store.database import Database
+from millstream_schema.store.rows import JobRow
 
 E = EpochState
 JOB = "job-1"
@@ -217,7 +218,10 @@ def test_a_savepoint_goes_from_copying_to_complete_once(db: Database) -> None:
 
 def test_a_generation_starts_from_the_newest_durable_epoch_else_the_savepoint_else_nothing(db: Database) -> None:
     """ "None" and "unreadable" are different at each of the three."""
-    restored = lambda job: db.read(lambda tx: epochs.restored_manifest(tx, job))  # noqa: E731
+
+    def restored(job: JobRow) -> EpochManifest | None:
+        return db.read(lambda tx: epochs.restored_manifest(tx, job))
+
     fresh = insert_job(db)
     assert restored(fresh) is None
     from_savepoint = msgspec.structs.replace(fresh, restore_from="sp")
@@ -292,7 +296,10 @@ def test_a_finished_split_stays_finished_at_its_first_cursor(db: Database) -> No
     """A late repeat of an older manifest does not move it."""
     insert_job(db)
     discover(db, ["a"])
-    done = lambda cursor: db.run(lambda tx: epochs.finish_splits(tx, JOB, [SplitState("in", "a", None, cursor, True)]))  # noqa: E731
+
+    def done(cursor: int) -> None:
+        db.run(lambda tx: epochs.finish_splits(tx, JOB, [SplitState("in", "a", None, cursor, True)]))
+
     done(9)
     done(4)
     assert split_states(db) == {"a": ("FINISHED", -1, "9")}

@@ -203,7 +203,7 @@ def test_t97_two_submits_of_one_name_give_one_job_and_one_conflict(store: Opened
     """Also when both looked before either wrote."""
     _look_together(store, monkeypatch, 2)
     two = [Operations(store.db), Operations(store.open())]
-    found = together(*[lambda o=o, i=i: o.submit(submission(f"j-{i}"), pipeline()) for i, o in enumerate(two)])  # type: ignore[misc]
+    found = together(*[lambda o=o, i=i: o.submit(submission(f"j-{i}"), pipeline()) for i, o in enumerate(two)])
     assert sorted(type(f).__name__ for f in found) == ["JobConflict", "JobRow"], found
     assert len(store.db.read(lambda tx: jobs.list_jobs(tx, "default"))) == 1
 
@@ -212,7 +212,7 @@ def test_a_submit_repeated_with_its_id_is_one_job(store: Opened, monkeypatch: py
     """At the same moment and later: RF7, a second copy is never made."""
     _look_together(store, monkeypatch, 2)
     operations = [Operations(store.db), Operations(store.open())]
-    found: list[Any] = together(*[lambda o=o: o.submit(submission("j"), pipeline()) for o in operations])  # type: ignore[misc]
+    found: list[Any] = together(*[lambda o=o: o.submit(submission("j"), pipeline()) for o in operations])
     assert [f.id for f in found] == ["j", "j"], found
     assert operations[0].submit(submission("j"), pipeline()).rev == found[0].rev
     assert len(store.db.read(lambda tx: jobs.history(tx, "j"))) == 1

@@ -54,7 +54,7 @@ def test_t43_two_takers_of_an_expired_lease_get_one_term(db: Database) -> None:
     """Whoever comes second at the same moment is refused: exactly one holder in each of many races."""
     for n in range(10):
         term = take(db, "old", GONE)[0]
-        answers: list[Any] = together(*[lambda who=f"c{n}-{i}": take(db, who) for i in range(2)])  # type: ignore[misc]
+        answers: list[Any] = together(*[lambda who=f"c{n}-{i}": take(db, who) for i in range(2)])
         assert sorted(answers) == [(term + 1, False), (term + 1, True)], answers
         db.run(lambda tx: tx.update(tx.t.coordinator, tx.t.coordinator.c.id == registry.COORDINATOR, expires_us=0))
 
@@ -166,7 +166,7 @@ def test_c16_two_copies_started_at_one_moment_are_one(db: Database) -> None:
     """Exactly one of two attempts gets the row, in each of several races."""
     for generation in range(10, 16):
         assigned(db, generation)
-        found = together(*[lambda a=a, g=generation: start(db, a, generation=g) for a in ("t1", "t2")])  # type: ignore[misc]
+        found = together(*[lambda a=a, g=generation: start(db, a, generation=g) for a in ("t1", "t2")])
         assert sorted(map(str, found)) == ["False", "True"]
 
 
@@ -200,7 +200,10 @@ def test_rc8_committed_never_goes_back(db: Database) -> None:
     """T-26: a late notice is a no-op; a stale attempt's, too; it clears what was said of waiting."""
     assigned(db)
     start(db)
-    committed = lambda epoch, attempt="t1": db.run(lambda tx: registry.committed_assignment(tx, "job-1", 3, "in:0", attempt, epoch))  # noqa: E731
+
+    def committed(epoch: int, attempt: str = "t1") -> bool:
+        return db.run(lambda tx: registry.committed_assignment(tx, "job-1", 3, "in:0", attempt, epoch))
+
     db.run(lambda tx: registry.note_commit(tx, *WHO, "epoch 9: RETRY"))
     assert row(db).commit_detail == "epoch 9: RETRY"
     assert not committed(9, "t2")
@@ -214,7 +217,10 @@ def test_c4_progress_is_max_merged_and_moves_time_only_forward(db: Database) -> 
     """An older value changes neither amount nor time; a newer one moves both; a stale attempt nothing."""
     assigned(db)
     start(db)
-    write = lambda n, attempt="t1": db.run(lambda tx: registry.progress_assignment(tx, "job-1", 3, "in:0", attempt, n, f'{{"n":{n}}}'))  # noqa: E731
+
+    def write(n: int, attempt: str = "t1") -> None:
+        db.run(lambda tx: registry.progress_assignment(tx, "job-1", 3, "in:0", attempt, n, f'{{"n":{n}}}'))
+
     write(5)
     at = row(db).progressed_us
     write(5)
@@ -243,7 +249,10 @@ def test_a_node_hears_of_its_own_work_of_the_present_generation_only(db: Databas
     assigned(db, 2)
     assigned(db, 3)
     db.run(lambda tx: registry.assign(tx, "job-2", 1, {"x:0": "n1"}, 0))
-    mine = lambda tx, node: [(a.job, a.generation, a.subtask) for a in registry.current_assignments(tx, node)]  # noqa: E731
+
+    def mine(tx: Transaction, node: str) -> list[tuple[str, int, str]]:
+        return [(a.job, a.generation, a.subtask) for a in registry.current_assignments(tx, node)]
+
     assert db.read(lambda tx: mine(tx, "n1")) == [("job-1", 3, "in:0")]
     assert db.read(registry.used_slots) == {"n1": 1, "n2": 1}
     start(db)

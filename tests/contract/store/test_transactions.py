@@ -234,7 +234,7 @@ def test_concurrent_deploys_never_exceed_the_slots(store: Opened) -> None:
         for name in mine:
             worker.advance(name)
 
-    found = together(*[lambda w=w, i=i: advance(w, names[i::3] + names[i + 1 :: 3]) for i, w in enumerate(workers)])  # type: ignore[misc]
+    found = together(*[lambda w=w, i=i: advance(w, names[i::3] + names[i + 1 :: 3]) for i, w in enumerate(workers)])
     assert found == [None] * 3
     states = Counter(read_job(store.db, n).state for n in names)
     assert states == {JobState.DEPLOYING: 3, JobState.WAITING_FOR_RESOURCES: 3}
@@ -248,7 +248,7 @@ def test_b15_many_coordinators_on_one_job_deploy_it_once(store: Opened) -> None:
     insert_job(store.db, "j", JobState.PENDING, generation=0)
     store.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
     workers = [Reconciler(store.open(), NoHints(), SystemChance()) for _ in range(4)]
-    answers = together(*[lambda w=w: w.advance("j") for w in workers])  # type: ignore[misc]
+    answers = together(*[lambda w=w: w.advance("j") for w in workers])
     assert not [a for a in answers if isinstance(a, BaseException)], answers
     assert read_job(store.db, "j").generation == 1
     assert len(table_rows(store.db, "assignment")) == len(PLAN.subtasks())
@@ -291,33 +291,38 @@ def again(work: Callable[[], T]) -> T:
 def life(db: Database) -> None:
     """A job's whole life by rows: deploy, run, one epoch, commit, final epoch, end."""
     reconciler = Reconciler(db, NoHints(), SystemChance())
-    run = lambda statement: again(lambda: db.run(statement))  # noqa: E731
-    look = lambda: again(lambda: reconciler.advance("j"))  # noqa: E731
+
+    def run(statement: Callable[[Transaction], object]) -> None:
+        again(lambda: db.run(statement))
+
+    def look() -> None:
+        again(lambda: reconciler.advance("j"))
+
     run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
     look()
     subtasks = [s.id for s in PLAN.subtasks()]
     for s in subtasks:
-        run(lambda tx, s=s: registry.start_assignment(tx, "j", 1, s, "n1", f"t-{s}"))
-        run(lambda tx, s=s: registry.ready_assignment(tx, "j", 1, s, f"t-{s}", 0))
+        run(lambda tx, s=s: registry.start_assignment(tx, "j", 1, s, "n1", f"t-{s}"))  # type: ignore[misc]
+        run(lambda tx, s=s: registry.ready_assignment(tx, "j", 1, s, f"t-{s}", 0))  # type: ignore[misc]
     run(lambda tx: epochs.discover(tx, "j", 1, "in", [Split("a"), Split("b")], True))
     look()
     assert read_job(db, "j").state is JobState.RUNNING
     run(lambda tx: jobs.want_epoch(tx, "j", 1))
     for final in (False, True):
         if final:
-            for s in PLAN.source_subtasks():
-                run(lambda tx, s=s: registry.exhausted_assignment(tx, "j", 1, s.id, f"t-{s.id}"))
+            for s in [x.id for x in PLAN.source_subtasks()]:
+                run(lambda tx, s=s: registry.exhausted_assignment(tx, "j", 1, s, f"t-{s}"))  # type: ignore[misc]
         look()
         epoch = read_job(db, "j").in_flight
         assert epoch
         for s in subtasks:
-            run(lambda tx, s=s, e=epoch: epochs.acknowledge(tx, "j", e, 1, s, f"t-{s}", snapshot(s), ""))
+            run(lambda tx, s=s, e=epoch: epochs.acknowledge(tx, "j", e, 1, s, f"t-{s}", snapshot(s), ""))  # type: ignore[misc]
         look()
         assert read_job(db, "j").newest_durable == epoch
         for s in PLAN.committers:
-            run(lambda tx, s=s, e=epoch: registry.committed_assignment(tx, "j", 1, s, f"t-{s}", e))
+            run(lambda tx, s=s, e=epoch: registry.committed_assignment(tx, "j", 1, s, f"t-{s}", e))  # type: ignore[misc]
     for s in subtasks:
-        run(lambda tx, s=s: registry.end_assignment(tx, "j", 1, s, f"t-{s}", AssignmentState.FINISHED))
+        run(lambda tx, s=s: registry.end_assignment(tx, "j", 1, s, f"t-{s}", AssignmentState.FINISHED))  # type: ignore[misc]
     look()
 
 

@@ -190,7 +190,7 @@ def test_everything_that_is_wrong_is_listed_at_once() -> None:
         name="not a name",
         requirements=[StreamRequirement("moon_phase")],
     )
-    edges = [msgspec.structs.replace(m.edges[0], config=EdgeConfig(capacity=0, linger_ms=-1, compression="rar")), *m.edges[1:]]
+    edges = [msgspec.structs.replace(m.edges[0], config=EdgeConfig(capacity=0, linger_ms=-1, compression="rar")), *m.edges[1:]]  # type: ignore[arg-type]
     said = problems(msgspec.structs.replace(m, edges=edges, components=StreamComponents([])))
     for expected in (
         "'not a name'", "source 'in' is NONE", "'count' keeps state and has no uid", "sink 'out' is UPSERT_BY_KEY", "capacity must be at least 1",

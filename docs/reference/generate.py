@@ -1,0 +1,319 @@
+"""Writes the generated parts of the documentation from the code: ``python docs/reference/generate.py`` (``--check`` only compares).
+
+A generated part stands between ``<!-- generated: NAME -->`` (or ``<!-- include: FILE -->``) and ``<!-- end -->``. Called by people after a change and
+by ``tests/integration/test_docs.py``. What must never happen here: a setting, command, table or state that the code has and the documents do not.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from millstream.cli import main as program
+from millstream.installation import VARIABLES, Installation
+from millstream.metrics import JOB_GAUGES, SUBTASK_COUNTERS, SUBTASK_GAUGES
+from millstream_coordinator.decisions import FREE, PERMANENT
+from millstream_schema import errors
+from millstream_schema.connectors import SinkCapability, SourceCapability
+from millstream_schema.model import EdgeConfig, Guarantee
+from millstream_schema.plan import SINK_OK, SOURCE_OK
+from millstream_schema.settings import RestartPolicy, StreamSettings
+from millstream_schema.states import ASSIGNMENT_TRANSITIONS, EPOCH_TRANSITIONS, JOB_TRANSITIONS
+from millstream_schema.store.tables import SCHEMA_VERSION, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+PART = re.compile(r"(<!-- (generated|include): ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+UNUSED = "Validated only: no code of this version reads it."
+SETTINGS: Mapping[str, tuple[str, str]] = {
+    "epoch_interval_ms": (
+        "ms",
+        "From one epoch's trigger to the next. Bounds what a recovery repeats and how long results of two-phase sinks stay hidden",
+    ),
+    "min_pause_ms": (
+        "ms",
+        "At least this long between the last trigger (or start) and the next, also when a queue source asks for an epoch",
+    ),
+    "lease_ms": ("ms", f"{UNUSED} The lease of a node is the installation's `lease_ms`"),
+    "renew_ms": ("ms", f"{UNUSED} A node process renews every quarter of the installation's `lease_ms`"),
+    "idle_in_transaction_ms": (
+        "ms",
+        f"{UNUSED} A node process limits locks and idle transactions to a quarter of the installation's `lease_ms`",
+    ),
+    "liveness_ms": ("ms", f"{UNUSED} A node process kills a subtask that is silent for 0.8 of the installation's `lease_ms`"),
+    "alignment_ms": (
+        "ms",
+        "A subtask that has not acknowledged the epoch in flight and shows no progress for this long: the job restarts, from the stall budget",
+    ),
+    "epoch_timeout_ms": ("ms", "Absolute. Only aborts the epoch: a slow sink slows a job and does not fail it"),
+    "channel_expiry_ms": ("ms", f"{UNUSED} Broker channels that nobody uses expire after 2 h"),
+    "start_limit_ms": ("ms", "A generation that is not READY by then is restarted: a lost deployment is noticed"),
+    "commit_deadline_ms": (
+        "ms",
+        "How long an ending waits for its last commits. What is left then is listed as pending, never rolled back",
+    ),
+    "retained": ("epochs", "Durable epochs whose manifests and segments are kept. Savepoints are apart"),
+    "max_uncommitted": (
+        "epochs",
+        "Durable epochs that may wait for their commit; beyond it no epoch is triggered, and `status` names what is waited for",
+    ),
+    "max_aborts": ("epochs", "More aborted epochs in a row than this restart the job"),
+    "watermark_interval_ms": ("ms", "A source sends a watermark at most this often"),
+    "source_batch": ("records", "A source's reader is asked for at most so many at once; barriers are taken between two such reads"),
+    "discovery_interval_ms": ("ms", "How often an unbounded source is asked for new splits"),
+    "incremental": ("", "Snapshots hold what changed since the newest durable epoch; off: all state each time"),
+    "max_segments": ("segments", "Increments on top of one another before a full snapshot is written"),
+    "restart": ("", "See RestartPolicy below"),
+    "checkpoints": ("URL", "Checkpoint storage of this job: `file:///…` or a database URL. Empty: the installation's"),
+}
+RESTART: Mapping[str, tuple[str, str]] = {
+    "kind": (
+        "",
+        "`exponential`: doubles from `delay_ms` to `max_delay_ms`, times a random 0.5–1. `fixed`: `delay_ms`. `rate`: in this version the same as `fixed`",
+    ),
+    "delay_ms": ("ms", "Pause before the first restart"),
+    "max_delay_ms": ("ms", "Longest pause"),
+    "failures": ("restarts", "Budget for failures. The next failure ends the job as FAILED, its causes in the reason. 0: no restart"),
+    "stalls": ("restarts", "Budget for stalls, apart: a stall must not use up what is meant for failures"),
+    "interval_ms": ("ms", "A durable epoch this long after the last restart refills both budgets"),
+}
+EDGE: Mapping[str, tuple[str, str]] = {
+    "capacity": ("envelopes", "Credit window of each channel: how far a producer may be ahead of what its consumer has processed"),
+    "batch_records": ("records", "An envelope is sent when it has so many"),
+    "batch_bytes": ("bytes", "Largest envelope before compression; at most 1 MiB"),
+    "linger_ms": ("ms", "How long a record waits for company"),
+    "mode": ("", "Recorded in the plan. No code of this version reads it: every channel is bounded by credit"),
+    "compression": ("", "`zstd` or none. Payloads of more than 512 bytes, where it makes them smaller"),
+    "codec": ("", "`msgpack` or `json`"),
+    "verify_serialization": ("", "Edges between threads of one process go through the codec as between processes. For tests"),
+}
+INSTALLATION: Mapping[str, tuple[str, str]] = {
+    "database": ("URL", "SQLAlchemy URL of the control database: `postgresql+psycopg://`, `mysql+pymysql://` (MariaDB) or `sqlite:///`"),
+    "transport": ("URL", "Channels between subtasks: `unix:///directory` (one machine), `redis://` or `amqp://`"),
+    "checkpoints": ("URL", "`file:///directory` that every node reaches, or a database URL"),
+    "prefix": ("", "Starts the name of every table, queue, key and channel: two installations in one database and broker do not meet"),
+    "lease_ms": (
+        "ms",
+        "A node or coordinator that could not renew for so long is taken for dead. Renewed every quarter (node) or third (coordinator)",
+    ),
+    "poll_ms": ("ms", "How often rows are read without a hint"),
+}
+TABLES: Mapping[str, str] = {
+    "schema": "One row: the schema's version, and whether a migration is under way (`MIGRATING`, `READY`).",
+    "coordinator": "`coordinator`: holder of the lease, term, time of the last tick. `capacity`: a row to lock while slots are counted.",
+    "node": "Node processes; a new id at each start.",
+    "job": "Jobs: what was submitted (factory, config, settings, plan, model), what is wanted (`desired`) and what is (`state`), with the fences. "
+    "`live_name` is unique: one live job a name.",
+    "assignment": "Which node runs which subtask of which generation, and what it reported. The last 20 generations are kept.",
+    "epoch": "Epochs with their state, times and size.",
+    "ack": "One row per acknowledged (or declined) snapshot of an epoch.",
+    "manifest": "What each durable epoch restores, as canonical JSON with its checksum.",
+    "split": "Splits of sources: owner and the cursor of the last restore.",
+    "source": "Whether discovery is over.",
+    "savepoint": "Savepoints: a manifest of their own and the model it belongs to.",
+    "channel": "Channels that were made and not yet deleted, by exact name.",
+    "history": "What happened to a job; the last 200 entries.",
+}
+CAUSES: Mapping[str, str] = {
+    "operator": "user code raised",
+    "record": "a record could not be decoded and the source's policy is `fail`",
+    "source": "a source lost or cannot reach what it reads",
+    "target": "a sink's database could not be reached, or stayed busy, for as long as the sink tries",
+    "channel": "a data channel was lost, or an envelope is missing",
+    "codec": "a value or envelope cannot be encoded or decoded",
+    "storage": "checkpoint storage",
+    "error": "any other exception: a target that refused (SinkError), an OSError in user code",
+    "fenced": "the subtask met a newer generation",
+    "died": "the subtask's process ended without a word (kill -9, out of memory)",
+    "silent": "the process did not answer its node",
+    "node": "the node's lease expired",
+    "start": "not READY within `start_limit_ms`, or the process could not be started",
+    "stall": "no progress within `alignment_ms` (stall budget)",
+    "aborts": "more than `max_aborts` epochs in a row were aborted",
+    "handback": "a worker that shut down handed its subtasks back",
+    "fingerprint": "the node's code gives another plan than was submitted",
+    "factory": "the node has no pipeline of that name, or its module cannot be imported",
+    "invalid": "the node cannot give what the job requires",
+    "restore": "the snapshot does not fit the job",
+    "unreadable": "a manifest or segment is missing or damaged",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)]) + "\n"
+
+
+def _fields(struct: Any, texts: Mapping[str, tuple[str, str]]) -> str:
+    """Every field of a Struct: a KeyError here means that a setting has no text yet."""
+    defaults = {name: getattr(struct(), name) for name in struct.__struct_fields__}
+    assert set(texts) == set(defaults), f"{struct.__name__}: {set(texts) ^ set(defaults)}"
+    return table(
+        ("field", "unit", "default", "meaning and reason"),
+        [(f"`{name}`", texts[name][0], _default(value), texts[name][1] + ".") for name, value in defaults.items()],
+    )
+
+
+def _default(value: object) -> str:
+    if isinstance(value, RestartPolicy):
+        return "`RestartPolicy()`"
+    if value == "":
+        return "empty"
+    return "none" if value is None else f"`{value.value if isinstance(value, StrEnum) else value}`"
+
+
+def installation() -> str:
+    assert set(INSTALLATION) == set(Installation.model_fields)
+    rows = []
+    for name, field in Installation.model_fields.items():
+        bounds = " ".join(
+            f"{word} {getattr(m, attribute)}"
+            for m in field.metadata
+            for word, attribute in (("≥", "ge"), ("≤", "le"))
+            if hasattr(m, attribute)
+        )
+        default = "required" if field.is_required() else f"`{field.default}`"
+        rows.append((f"`{name}`", f"`{VARIABLES[name]}`", INSTALLATION[name][0], default, bounds, INSTALLATION[name][1] + "."))
+    return table(("field", "variable", "unit", "default", "bounds", "meaning and reason"), rows)
+
+
+def _transitions(states: Mapping[Any, frozenset[Any]]) -> str:
+    order = list(states)
+    return table(("from", "to"), [(f"`{s}`", ", ".join(f"`{t}`" for t in order if t in states[s]) or "(none: an end)") for s in order])
+
+
+def capabilities() -> str:
+    rows = []
+    for guarantee in Guarantee:
+        sources = ", ".join(f"`{c}`" for c in SourceCapability if c in SOURCE_OK[guarantee])
+        sinks = ", ".join(f"`{c}`" for c in SinkCapability if c in SINK_OK[guarantee])
+        rows.append((f"`{guarantee}`", sources, sinks))
+    return table(("guarantee", "sources it takes", "sinks it takes"), rows)
+
+
+def metrics() -> str:
+    rows = [
+        ("`millstream_jobs_truncated`", "gauge", "", "Jobs left out of this scrape"),
+        ("`millstream_job_state`", "gauge", "job, state, guarantee", "1 for the state the job is in"),
+        ("`millstream_job_restarts_total`", "counter", "job, cause", "Restarts by cause"),
+        ("`millstream_epoch_duration_seconds`", "gauge", "job", "Trigger to durable of the newest durable epoch"),
+        ("`millstream_epoch_size_bytes`", "gauge", "job", "Size of the newest durable epoch"),
+    ]
+    rows += [(f"`millstream_job_{name}`", "gauge", "job", text) for name, text in JOB_GAUGES.items()]
+    rows += [(f"`millstream_subtask_{name}_total`", "counter", "job, subtask", text) for name, text in SUBTASK_COUNTERS.items()]
+    rows += [(f"`millstream_subtask_{name}`", "gauge", "job, subtask", text) for name, text in SUBTASK_GAUGES.items()]
+    rows += [
+        ("`millstream_channel_depth`", "gauge", "job, channel", "Envelopes sent and not yet processed"),
+        ("`millstream_channel_credit`", "gauge", "job, channel", "Envelopes that may be sent"),
+    ]
+    return table(("metric", "kind", "labels", "what"), rows)
+
+
+def causes() -> str:
+    assert set(CAUSES) >= PERMANENT | FREE
+
+    def effect(cause: str) -> str:
+        return "fails the job at once" if cause in PERMANENT else "restart, costs nothing" if cause in FREE else "restart"
+
+    return table(("cause", "meaning", "what follows"), [(f"`{c}`", text, effect(c)) for c, text in CAUSES.items()])
+
+
+def error_tree() -> str:
+    tree = (errors.__doc__ or "").partition("::\n\n")[2]
+    named = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.MillstreamError)}
+    missing = {name for name in named if not re.search(rf"\b{name}\b", tree)}
+    assert not missing, f"the tree in errors.py lacks {missing}"
+    return "```text\n" + "\n".join(line.removeprefix("    ") for line in tree.rstrip().splitlines()) + "\n```\n"
+
+
+def sql_tables() -> str:
+    found = tables("millstream_")
+    parts = [f"Schema version {SCHEMA_VERSION}.\n"]
+    assert {t.name.removeprefix("millstream_") for t in found.metadata.tables.values()} == set(TABLES)
+    for name, text in TABLES.items():
+        columns = getattr(found, name).columns
+        listed = ", ".join(f"**{c.name}**" if c.primary_key else c.name for c in columns)
+        parts.append(f"### millstream_{name}\n\n{text}\n\n{listed}\n")
+    return "\n".join(parts)
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as the parser knows them."""
+    root = typer.main.get_command(program)
+    parts = ["### millstream\n\n" + _parameters(root)]
+    for path, command in _walk(root, "millstream"):
+        parts.append(f"### {path}\n\n{(command.help or '').strip()}\n\n{_parameters(command)}")
+    return "\n".join(parts)
+
+
+def _walk(group: Any, path: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, command in group.commands.items():
+        found += _walk(command, f"{path} {name}") if hasattr(command, "commands") else [(f"{path} {name}", command)]
+    return found
+
+
+def _parameters(command: Any) -> str:
+    rows = []
+    for p in command.params:
+        if p.name in ("help", "install_completion", "show_completion"):
+            continue
+        if p.param_type_name == "argument":
+            rows.append((f"`{p.name.upper()}`" + ("" if p.required else " (optional)"), (getattr(p, "help", "") or "").strip()))
+        else:
+            variable = f" (`{p.envvar}`)" if p.envvar else ""
+            rows.append((f"`{' '.join(p.opts)}`", (p.help or "").strip() + variable))
+    return table(("argument or option", "what"), rows)
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "StreamSettings": lambda: _fields(StreamSettings, SETTINGS),
+    "RestartPolicy": lambda: _fields(RestartPolicy, RESTART),
+    "EdgeConfig": lambda: _fields(EdgeConfig, EDGE),
+    "Installation": installation,
+    "job states": lambda: _transitions(JOB_TRANSITIONS),
+    "epoch states": lambda: _transitions(EPOCH_TRANSITIONS),
+    "assignment states": lambda: _transitions(ASSIGNMENT_TRANSITIONS),
+    "capabilities": capabilities,
+    "metrics": metrics,
+    "causes": causes,
+    "errors": error_tree,
+    "tables": sql_tables,
+    "commands": commands,
+}
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the documentation."""
+    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def rendered(text: str) -> str:
+    """A document with its generated parts as the code has them now."""
+
+    def part(match: re.Match[str]) -> str:
+        start, kind, name, _, end = match.groups()
+        body = f"```python\n{(ROOT / name).read_text()}```\n" if kind == "include" else PARTS[name]()
+        return f"{start}\n{body}\n{end}"
+
+    return PART.sub(part, text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    stale = [path for path in documents() if rendered(path.read_text()) != path.read_text()]
+    for path in stale:
+        print(f"{'differs' if '--check' in arguments else 'written'}: {path.relative_to(ROOT)}")
+        if "--check" not in arguments:
+            path.write_text(rendered(path.read_text()))
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
