@@ -34,7 +34,7 @@ UNUSED = "Validated only: no code of this version reads it."
 SETTINGS: Mapping[str, tuple[str, str]] = {
     "epoch_interval_ms": (
         "ms",
-        "From one epoch's trigger to the next. Bounds what a recovery repeats and how long results of two-phase sinks stay hidden",
+        "From one epoch's trigger to the next. Bounds what a recovery repeats and how long results of two-phase sinks stay hidden. 0: no periodic epochs, under BEST_EFFORT only",
     ),
     "min_pause_ms": (
         "ms",

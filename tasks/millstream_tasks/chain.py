@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from millstream_schema.connectors import SinkWriter
-from millstream_schema.errors import MillstreamError, OperatorError
+from millstream_schema.errors import KeyRefused, MillstreamError, OperatorError
 from millstream_schema.model import OperatorSpec, StreamModel
 from millstream_schema.pipeline import Pipeline
 from millstream_schema.plan import Vertex
@@ -70,6 +70,8 @@ class Chain:
             op = operators[i]
             try:
                 batch = op.process(batch)
+            except KeyRefused as exc:
+                raise KeyRefused(f"operator {op.id!r}: {exc}") from exc
             except (MillstreamError, OSError):
                 raise
             except Exception as exc:

@@ -32,7 +32,7 @@ millstream = Millstream(
 )
 
 
-@app.task(name="tests.acceptance.echo", acks_late=True, ignore_result=True)
+@app.task(name="tests.acceptance.echo", acks_late=True, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
 def echo(path: str) -> None:
     """An ordinary task of the application, beside the streams: one line a run."""
     with open(path, "a") as file:

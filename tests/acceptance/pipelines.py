@@ -166,10 +166,5 @@ def differences(found: Rows, expected: Rows) -> list[str]:
 
 
 def sink_directory_rows(directory: Path) -> list[str]:
-    """Lines of all committed files of a file sink."""
-    return [
-        line
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-        for line in path.read_text().splitlines()
-    ]
+    """Lines of all published files of a file sink."""
+    return [line for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]

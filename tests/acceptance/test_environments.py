@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.acceptance.forwarding import Forwarder
-from tests.acceptance.traffic import Broker, Traffic, celery_cluster, fresh_database
-from tests.chaos.faults import break_and_recover
-from tests.support.celery_cluster import ROOT, CeleryCluster, eventually
+from tests.acceptance.pipelines import ROLLING, answer, differences
+from tests.acceptance.slow_pipelines import SECONDS
+from tests.acceptance.traffic import Traffic, celery_cluster, fresh_database, make_tables, read_rows, sink_url
+from tests.chaos.faults import Servers, survive
+from tests.support.celery_cluster import ROOT, CeleryCluster, eventually, settings
 from tests.support.instances import PostgresInstance, RabbitMQInstance, RedisInstance
+
+from millstream import RestartPolicy
+from millstream.dev import DevCluster
 
 pytestmark = [pytest.mark.processes]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: a full disk and a cut network need mount and ip netns")
 
 
-def _survives_faults(cluster: CeleryCluster, servers: dict[str, Broker | PostgresInstance], seed: int, faults: list[str]) -> None:
-    chance = random.Random(seed)
+def _survives(cluster: CeleryCluster, servers: Servers, seed: int, faults: list[str]) -> None:
     job = Traffic(cluster, count=None, rate=200).submit()
-    epoch = job.running()
-    for kind in faults:
-        epoch = break_and_recover(cluster, servers, job, [kind], epoch, chance)
+    survive(cluster, servers, job, [(kind,) for kind in faults], seed)
     job.drain()
     job.check(job.ends())
 
 
 @pytest.mark.rabbitmq
 @pytest.mark.postgres
-def test_job_over_rabbitmq_survives_faults(tmp_path: Path, own_postgres: PostgresInstance, own_rabbitmq: RabbitMQInstance) -> None:
+def test_job_over_rabbitmq_survives(tmp_path: Path, own_postgres: PostgresInstance, own_rabbitmq: RabbitMQInstance) -> None:
     """Over RabbitMQ: a worker killed, the broker killed, a subtask killed; the sink is exact."""
     with celery_cluster(tmp_path, own_rabbitmq, fresh_database(own_postgres)) as cluster:
-        _survives_faults(cluster, {"broker": own_rabbitmq, "database": own_postgres}, 11, ["kill-worker", "kill-broker", "kill-subtask"])
+        _survives(cluster, {"broker": own_rabbitmq, "database": own_postgres}, 11, ["kill-worker", "kill-broker", "kill-subtask"])
 
 
 @pytest.mark.redis
@@ -47,7 +49,7 @@ def test_job_with_mariadb_as_store_and_target_survives_kill_9(tmp_path: Path, ow
     """Truth and sink in MariaDB: a node killed, the coordinator's process killed; the sink is exact."""
     url = mariadb_url if "+" in mariadb_url.partition(":")[0] else mariadb_url.replace("mysql://", "mysql+pymysql://")
     with celery_cluster(tmp_path, own_redis, url) as cluster:
-        _survives_faults(cluster, {"broker": own_redis}, 12, ["kill-node", "kill-coordinator"])
+        _survives(cluster, {"broker": own_redis}, 12, ["kill-node", "kill-coordinator"])
 
 
 @pytest.mark.redis
@@ -85,22 +87,25 @@ def test_full_checkpoint_disk_declines_epochs_and_the_job_goes_on_when_space_ret
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+def _ip(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
 @contextlib.contextmanager
 def _namespace() -> Iterator[tuple[str, str]]:
     """A network namespace with one wire to this one: its name, and the address of this side."""
     tag = secrets.token_hex(3)
     name, outside, inside = f"ms{tag}", f"mo{tag}", f"mi{tag}"
     third = 1 + secrets.randbelow(250)
-    run = lambda *words: subprocess.run(words, check=True, capture_output=True)  # noqa: E731
-    run("ip", "netns", "add", name)
+    _ip("ip", "netns", "add", name)
     try:
-        run("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
-        run("ip", "address", "add", f"10.213.{third}.1/30", "dev", outside)
-        run("ip", "link", "set", outside, "up")
+        _ip("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
+        _ip("ip", "address", "add", f"10.213.{third}.1/30", "dev", outside)
+        _ip("ip", "link", "set", outside, "up")
         within = ("ip", "netns", "exec", name, "ip")
-        run(*within, "address", "add", f"10.213.{third}.2/30", "dev", inside)
-        run(*within, "link", "set", "lo", "up")
-        run(*within, "link", "set", inside, "up")
+        _ip(*within, "address", "add", f"10.213.{third}.2/30", "dev", inside)
+        _ip(*within, "link", "set", "lo", "up")
+        _ip(*within, "link", "set", inside, "up")
         yield name, f"10.213.{third}.1"
     finally:
         subprocess.run(["ip", "netns", "delete", name], check=True)
@@ -149,6 +154,22 @@ def test_worker_cut_off_from_broker_and_database_is_replaced_and_comes_back(
             cluster.durable(job.id, cluster.row(job.id).newest_durable)
             job.drain()
             job.check(job.ends())
+
+
+@pytest.mark.postgres
+def test_subtasks_that_import_for_longer_than_the_lease_start(tmp_path: Path, own_postgres: PostgresInstance) -> None:
+    """User code whose import takes longer than liveness and lease together is no dead subtask: the job starts and is exact."""
+    target = sink_url(fresh_database(own_postgres))
+    make_tables(target.replace("postgresql://", "postgresql+psycopg://"), "")
+    config: dict[str, Any] = {"count": 50, "rate": 1000, "target": target}
+    budget = RestartPolicy(kind="fixed", delay_ms=50, failures=0)
+    assert SECONDS > 1.5
+    with DevCluster("tests.acceptance.slow_pipelines:pipelines", directory=tmp_path, nodes=1, lease_ms=1500, spares=0, slots=6) as cluster:
+        job = cluster.submit("traffic", config=config, settings=settings(1500, restart=budget))
+        row = cluster.wait(job, 60)
+    assert row.state == "FINISHED", row.reason
+    rolling, _ = answer({0: 50, 1: 50})
+    assert not differences(read_rows(target.replace("postgresql://", "postgresql+psycopg://"), "rolling", ROLLING), rolling)
 
 
 def test_demo_is_equal_and_quick() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from tests.acceptance.traffic import Traffic
+from tests.chaos.faults import drawn, survive
 from tests.support.celery_cluster import CeleryCluster, eventually
 from tests.support.instances import PostgresInstance, RedisInstance
 
@@ -84,6 +86,18 @@ def test_broker_and_database_restarts_lose_and_repeat_nothing(
     job.drain()
     job.check(job.ends())
     _echoed(redis_cluster, tmp_path / "echo")
+
+
+def test_random_faults_over_redis_leave_the_sink_exact(
+    redis_cluster: CeleryCluster, own_redis: RedisInstance, own_postgres: PostgresInstance
+) -> None:
+    """`make chaos` in short: faults drawn from a printed seed, each after the recovery from the last; then drained and compared."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    job = Traffic(redis_cluster, count=None, rate=200).submit()
+    survive(redis_cluster, {"broker": own_redis, "database": own_postgres}, job, drawn(random.Random(seed), 3), seed)
+    job.drain()
+    job.check(job.ends())
 
 
 def _echoed(cluster: CeleryCluster, path: Path) -> None:

@@ -66,7 +66,7 @@ def _assignment(cluster: CeleryCluster, job: str, generation: int) -> Assignment
 def _channels(cluster: CeleryCluster, job: str, generation: int) -> list[str]:
     """Keys of a generation's channels on the broker."""
     with contextlib.closing(redis.Redis.from_url(cluster.installation.transport)) as client:
-        found = [key.decode() for key in client.keys(f"{cluster.prefix}.{job}.{generation}.*")]
+        found = [str(key, "utf-8") for key in client.keys(f"{cluster.prefix}.{job}.{generation}.*") if isinstance(key, bytes)]
     assert found, "the channels of a running job were not found on the broker"
     return found
 

@@ -87,10 +87,10 @@ def test_poison_fails_skips_or_goes_to_dead_letters(redis_cluster: CeleryCluster
     for policy in ("fail", "skip", "dead-letter"):
         suffix = f"_{policy.replace('-', '_')}"
         make_tables(redis_cluster.database_url, suffix)
-        config = {"path": str(source), "poison": policy, "target": sink_url(redis_cluster.database_url), "suffix": suffix}
+        config: dict[str, Any] = {"path": str(source), "poison": policy, "target": sink_url(redis_cluster.database_url), "suffix": suffix}
         config |= {"dead": str(letters)} if policy == "dead-letter" else {}
         names[policy] = redis_cluster.jobs.submit(
-            "lines", name=policy, config=config, settings=settings(**({"restart": budget} if policy == "fail" else {}))
+            "lines", name=policy, config=config, settings=settings(restart=budget if policy == "fail" else settings().restart)
         ).id
     redis_cluster.finished(names["fail"], state="FAILED")
     said = [h["detail"] for h in redis_cluster.jobs.status(names["fail"])["history"]]
@@ -109,7 +109,7 @@ def test_drain_then_resume_with_new_input_continues_the_sums(redis_cluster: Cele
     source, target = tmp_path / "in", redis_cluster.database_url
     make_tables(target, "_resumed")
     _write_lines(source / "a.jsonl", 0, 40)
-    config = {"path": str(source), "watch": True, "target": sink_url(target), "suffix": "_resumed"}
+    config: dict[str, Any] = {"path": str(source), "watch": True, "target": sink_url(target), "suffix": "_resumed"}
     job = redis_cluster.jobs.submit("lines", name="resumed", config=config, settings=settings()).id
     eventually("the first file is committed", lambda: len(read_rows(target, "rolling_resumed", ROLLING)) == 40)
     redis_cluster.jobs.drain(job)

@@ -85,3 +85,32 @@ def break_and_recover(
     assert not cluster.row(job.id).state.ended, f"the job ended after {kinds}:\n{cluster.diagnosis(job.id)}"
     eventually("every worker is back", lambda: len(cluster.node_ids()) >= cluster.workers)
     return newest
+
+
+def drawn(chance: random.Random, count: int, doubles: int = 0) -> list[tuple[str, ...]]:
+    """``count`` single faults, each kind once before any comes again, then ``doubles`` pairs that break different things at once."""
+    kinds = sorted(FAULTS)
+    singles: list[tuple[str, ...]] = []
+    while len(singles) < count:
+        singles += [(kind,) for kind in chance.sample(kinds, len(kinds))]
+    pairs: list[tuple[str, ...]] = []
+    while len(pairs) < doubles:
+        first, second = chance.sample(kinds, 2)
+        if first.partition("-")[2] != second.partition("-")[2]:
+            pairs.append((first, second))
+    return singles[:count] + pairs
+
+
+def survive(cluster: CeleryCluster, servers: Servers, job: Traffic, faults: Sequence[tuple[str, ...]], seed: int) -> None:
+    """Inject them one after the other, each when the last one's recovery has made an epoch durable; nothing may ever be visible twice."""
+    chance = random.Random(seed)
+    epoch = job.running()
+    for number, kinds in enumerate(faults, 1):
+        began = time.monotonic()
+        epoch = break_and_recover(cluster, servers, job, kinds, epoch, chance)
+        print(
+            f"{number:3d}/{len(faults)} {' + '.join(kinds):<36} epoch {epoch:5d} durable after {time.monotonic() - began:5.1f} s",
+            flush=True,
+        )
+        repeated = job.repeated()
+        assert not repeated, f"after fault {number} ({kinds}) of seed {seed} these are visible twice: {repeated[:10]}"

@@ -80,7 +80,7 @@ def test_migrations_make_exactly_the_tables_that_are_described(url: str) -> None
         mine = db.tables.prefix
 
         def ours(name: str | None, kind: str, parent: Any) -> bool:
-            return kind != "table" or (name or "").startswith(mine) and name != f"{mine}alembic"
+            return kind != "table" or ((name or "").startswith(mine) and name != f"{mine}alembic")
 
         with db.engine.connect() as connection:
             options = {"include_name": ours, "compare_type": True, "compare_server_default": True}

@@ -127,4 +127,10 @@ def low_watermark(inputs: list[InputChannel]) -> int:
     return MIN_WATERMARK
 
 
-__all__ = ["Alignment", "InputChannel", "Kind", "low_watermark"]
+def idle(inputs: list[InputChannel]) -> bool:
+    """Whether nothing comes from here for now: every channel is idle or has ended, and not all have ended."""
+    open_ = [c for c in inputs if c.watermark < MAX_WATERMARK]
+    return bool(open_) and all(c.idle for c in open_)
+
+
+__all__ = ["Alignment", "InputChannel", "Kind", "idle", "low_watermark"]

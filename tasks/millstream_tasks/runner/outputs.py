@@ -14,7 +14,7 @@ from millstream_schema.canonical import owner_of, shard_of
 from millstream_schema.channels import ChannelId, ChannelWriter, Frame, Transport
 from millstream_schema.envelope import Barrier, Envelope, Kind, encode_batches, encode_envelope
 from millstream_schema.envelope import Batch as WireBatch
-from millstream_schema.errors import ChannelError
+from millstream_schema.errors import ChannelError, KeyRefused, MillstreamError, OperatorError
 from millstream_schema.model import EdgeConfig, Partitioning
 from millstream_schema.plan import PlanEdge
 from millstream_schema.values import TypeRegistry
@@ -164,23 +164,34 @@ class OutputEdge:
         self._turn = (self._turn + len(values)) % n
 
     def _hash(self, batch: Batch) -> None:
-        assert self._key is not None
-        targets = list(map(self._routes.get, keys := list(map(self._key, batch.values))))
-        if None in targets:
-            targets = [self._route(k) for k in keys]
+        targets = self._targets(batch.values)
         parts: list[list[Any]] = [[] for _ in self.channels]
         appends = [p.append for p in parts]
         for target, value in zip(targets, batch.values):
-            appends[target](value)  # type: ignore[index]
+            appends[target](value)
         times: list[list[int]] | None = None
         if batch.timestamps is not None:
             times = [[] for _ in self.channels]
             appends = [t.append for t in times]
             for target, stamp in zip(targets, batch.timestamps):
-                appends[target](stamp)  # type: ignore[index]
+                appends[target](stamp)
         for i, part in enumerate(parts):
             if part:
                 self.channels[i].add(part, None if times is None else times[i])
+
+    def _targets(self, values: list[Any]) -> list[int]:
+        """Target of each record. Raises KeyRefused or OperatorError naming the operator whose key it is."""
+        assert self._key is not None
+        try:
+            keys = list(map(self._key, values))
+            targets = list(map(self._routes.get, keys))
+            return [self._route(k) for k in keys] if None in targets else targets  # type: ignore[return-value]  # none is None
+        except KeyRefused as exc:
+            raise KeyRefused(f"operator {self.edge.spec.target!r}: {exc}") from exc
+        except MillstreamError:
+            raise
+        except Exception as exc:
+            raise OperatorError(f"operator {self.edge.spec.target!r}: its key failed: {type(exc).__name__}: {exc}") from exc
 
     def _route(self, key: Any) -> int:
         """Target of a key: the owner of its shard. Raises KeyRefused."""

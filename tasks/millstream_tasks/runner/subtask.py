@@ -66,7 +66,7 @@ from ..operators.stateless import AssignTimestamps
 from ..requirements import unmet
 from .committing import Committer
 from .environment import Environment, LeaseExpired
-from .inputs import Alignment, InputChannel, low_watermark
+from .inputs import Alignment, InputChannel, idle, low_watermark
 from .outputs import OutputChannel, OutputEdge, Outputs
 from .reading import SourceDriver, dead_letters
 from .restoring import load_operators, restored_committables, restored_participants, same_shape
@@ -105,14 +105,12 @@ class SubtaskRunner:
         self._ends_input = False
         self._ended = False
         self._pending: Trigger | None = None
-        self._kinds: dict[int, EpochKind] = {}
         self._exhausted = False
         self._idle = False
         self._last_data: float = 0.0
         self._unflushed_since: float | None = None
         self._watermark_at = 0
         self._discover_at: float | None = None
-        self._epochs: dict[int, float] = {}
         self._durable = 0
         self._wanted_epoch = False
         self._in_turn = 0
@@ -267,6 +265,8 @@ class SubtaskRunner:
             return LONG_WAIT if retry is None else min(retry, LONG_WAIT)  # only the last commit is awaited
         self._waiting_for = "backpressured"
         if self.outputs.pump():
+            if self._pending is not None and self._pending.kind is not EpochKind.DRAIN:
+                self._inject(self._pending)  # back-pressure delays the barrier's journey, not the cut
             return self._wait(retry)
         self._waiting_for = "idle"
         worked = self._read_inputs() if self.inputs else self._read_source(now)
@@ -495,7 +495,6 @@ class SubtaskRunner:
             case Kind.STATUS:
                 channel.idle = payload
                 self._merge_watermarks()
-                self._set_idle(all(c.idle for c in self.inputs))
             case Kind.END:
                 channel.end()
             case _:
@@ -507,12 +506,11 @@ class SubtaskRunner:
         self.chain.advance(low_watermark(self.inputs))
         if self.chain.assigner is not None:
             self.chain.assign_watermark()
+        self._set_idle(idle(self.inputs))
 
     def _barrier(self, index: int, channel: InputChannel, barrier: Barrier) -> None:
         kind = EpochKind(barrier.mode)
         channel.final = kind.ends_input
-        if self.alignment.epoch != barrier.epoch and barrier.epoch > self.alignment.done:
-            self._epochs[barrier.epoch] = self._env.clock.monotonic()
         if self.alignment.barrier(index, barrier.epoch):
             self._checkpoint(barrier.epoch, kind)
 

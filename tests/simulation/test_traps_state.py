@@ -1,0 +1,278 @@
+"""Known traps of checkpoints, retention, rescaling and splits, one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import sqlalchemy as sa
+from tests.simulation.base import counting
+from tests.simulation.scene import Scene
+
+from millstream.builder import JobBuilder
+from millstream.pipelines import Pipelines
+from millstream_schema.connectors import ConnectorContext, Json, SourceCapability, Split, SplitReader
+from millstream_schema.control import Durable
+from millstream_schema.errors import RestoreRefused, StorageUnavailable
+from millstream_schema.states import Desired, EpochState, JobState
+from millstream_tasks.operators.keyed_state import OperatorListState
+from millstream_tasks.operators.process import Context, ProcessFunction
+from millstream_tasks.sinks.memory import CollectSink
+from millstream_tasks.sources.memory import GeneratorSource
+
+Make = Callable[..., Scene]
+
+
+def test_t36_epoch_ids_never_repeat(scene: Make) -> None:
+    """Over crashes of everything and over cancel and resume, an epoch id is given out once."""
+    job = scene()
+    first: dict[int, tuple[int, int]] = {}
+
+    def note() -> bool:
+        for row in job.epoch_rows():
+            assert first.setdefault(row.epoch, (row.generation, row.triggered_us)) == (row.generation, row.triggered_us)
+        return False
+
+    for _ in range(2):
+        job.sim.run(note, job.sim.world.now + 2)
+        for coordinator in job.sim.coordinators:
+            coordinator.crash()
+        for node in job.sim.nodes:
+            if node.node is not None:
+                node.crash()
+    job.stop(Desired.CANCEL)
+    job.sim.run_to_end(job.job)
+    newest = job.row.next_epoch
+    job.sim.resume(job.job, job.submission())
+    job.until_durable(newest)
+    note()
+    job.complete()
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_t40_an_unreadable_newest_manifest_stops_the_job_and_names_it(scene: Make, how: str) -> None:
+    """Recovery with a newest manifest that is missing or damaged fails the job; it never falls back to an older epoch or to the beginning."""
+    job = scene()
+    job.until_committed(3)
+    visible = job.visible()
+    newest = job.row.newest_durable
+    t = job.sim.database.tables.manifest
+    where = (t.c.job == job.job, t.c.epoch == newest)
+    change: Any = sa.delete(t).where(*where) if how == "missing" else sa.update(t).where(*where).values(body=t.c.body + " ")
+    if how == "damaged":
+        change = sa.update(t).where(*where).values(checksum="0" * 32)
+    job.sim.database.run(lambda tx: tx.execute(change))
+    for node in job.sim.nodes:
+        node.crash()
+    job.sim.run(lambda: job.sim.state(job.job).ended, job.sim.world.now + 60)
+    assert job.row.state is JobState.FAILED
+    assert str(newest) in job.row.reason
+    assert not visible - job.visible()
+    assert not job.visible() - job.reference
+
+
+def test_t40_a_missing_segment_stops_the_job_and_names_it(scene: Make) -> None:
+    """A segment of the newest manifest is gone: FAILED with its key, nothing restored in part."""
+    job = scene()
+    job.until_committed(2)
+    key = job.manifest().handles()[0].key
+    for node in job.sim.nodes:
+        node.crash()
+    key = job.manifest().handles()[0].key
+    job.sim.storage.delete([key])
+    job.sim.run(lambda: job.sim.state(job.job).ended, job.sim.world.now + 60)
+    assert job.row.state is JobState.FAILED
+    assert key in job.row.reason
+
+
+class Long(Scene):
+    per_split = 260
+
+
+def test_t84_rescaling_1_3_2_5_keeps_every_count(scene: Make) -> None:
+    """Suspended and resumed at other parallelisms, keyed counts go on as if nothing had happened."""
+    job = scene(Long)
+    for parallelism in (3, 2, 5):
+        job.until_committed(job.row.next_epoch)
+        job.stop(Desired.SUSPEND, f"sp{parallelism}")
+        assert job.sim.run_to_end(job.job) is JobState.STOPPED
+        assert job.visible() == job.before(job.manifest())
+        job.sim.resume(job.job, job.submission(parallelism=parallelism))
+        job.until(lambda: job.row.state is JobState.RUNNING, "running again")
+    job.complete()
+
+
+class Lists(ProcessFunction):
+    """One operator list of each redistribution; each subtask adds its own items."""
+
+    states: ClassVar = {"split": OperatorListState("split"), "union": OperatorListState("union"), "broadcast": OperatorListState("broadcast")}
+
+    def process(self, value: Any, ctx: Context) -> None:
+        ctx.operator_list("split").add(value[1])
+        union = ctx.operator_list("union")
+        if not list(union.get()):
+            union.add("mine")
+        if not list(ctx.operator_list("broadcast").get()):
+            ctx.operator_list("broadcast").add("rule")
+
+
+class WithLists(Scene):
+    parallelism = 1
+
+    def define(self, job: JobBuilder) -> None:
+        records = job.source(counting(2, 50, 20.0, lambda s, i: (s * 50 + i, s * 50 + i), bounded=False, name="numbers"), uid="records")
+        records.key_by(lambda r: r[0]).process(Lists, uid="lists").sink_to(CollectSink("out", self.target), uid="out")
+
+    def verify(self) -> None:
+        assert not self.target.values("out")
+
+
+def test_t84_list_state_is_split_united_and_broadcast(scene: Make) -> None:
+    """After 1 → 3: the split list's items are each in one subtask, the union's in all, the broadcast one's in all once."""
+    job = scene(WithLists)
+    job.until(lambda: [c.runner.counters["records_in"] for c in job.children("lists")] == [100], "all records taken")
+    job.stop(Desired.SUSPEND, "sp")
+    assert job.sim.run_to_end(job.job) is JobState.STOPPED
+    job.sim.resume(job.job, job.submission(parallelism=3))
+    job.until(lambda: len([c for c in job.children("lists") if c._started]) == 3, "three subtasks")
+    lists = [{n: list(held.get()) for n, held in c.runner.chain.operators[0]._lists.items()} for c in job.children("lists")]  # type: ignore[attr-defined]
+    assert Counter(i for held in lists for i in held["split"]) == Counter(range(100))
+    assert max(len(held["split"]) for held in lists) < 100
+    assert [held["union"] for held in lists] == [["mine"]] * 3
+    assert [held["broadcast"] for held in lists] == [["rule"]] * 3
+
+
+def test_t85_another_shard_count_is_refused(scene: Make) -> None:
+    """Keyed state cannot be redistributed over another number of shards: resume says so and changes nothing."""
+    job = scene()
+    job.until_committed(1)
+    job.stop(Desired.SUSPEND, "sp")
+    job.sim.run_to_end(job.job)
+    others = Pipelines()
+    others.define("scene", parallelism=2, shard_count=64)(lambda j, _config: job._build(j))
+    with pytest.raises(RestoreRefused, match="shard_count was 128 and is 64"):
+        job.sim.operations.resume(job.job, others.build("scene"), job.submission())
+    assert job.row.state is JobState.STOPPED
+
+
+@pytest.mark.parametrize("late", [0.3, 0.5, 0.7, 0.9])
+def test_t87_retaining_one_checkpoint_never_deletes_what_the_next_builds_on(scene: Make, late: float) -> None:
+    """Subtasks hear of a durable epoch only around the next cut: increments still build on segments that exist, and restore from them."""
+    job = scene(Long, retained=1, epoch_interval_ms=300, max_segments=50)
+    patched: set[int] = set()
+
+    def delay() -> None:
+        """Notices of every epoch but the first ones come late."""
+        for child in job.children():
+            if id(child) not in patched:
+                patched.add(id(child))
+                send = child.send
+
+                def later(message: Any, send: Any = send) -> None:
+                    if isinstance(message, Durable) and message.epoch > 3:
+                        job.sim.world.at(late, lambda: send(message))
+                    else:
+                        send(message)
+
+                child.send = later  # type: ignore[method-assign]
+
+    def enough() -> bool:
+        delay()
+        job.check()
+        return job.row.newest_durable >= 12
+
+    job.until(enough, "twelve epochs")
+    for node in job.sim.nodes:
+        node.crash()
+    job.complete()
+
+
+def test_t88_segments_of_aborted_epochs_are_collected(scene: Make) -> None:
+    """A snapshot stored for an epoch that was aborted is neither referenced nor kept."""
+    job = scene(retained=2)
+    job.until_durable(2)
+    put, failing = job.sim.storage.put, [True]
+
+    def put_or_not(key: str, data: bytes) -> Any:
+        handle = put(key, data)
+        if failing[0] and "count-0" in key:
+            raise StorageUnavailable("written, and the answer lost")
+        return handle
+
+    job.sim.storage.put = put_or_not  # type: ignore[method-assign]
+    job.until(lambda: any(e.state is EpochState.ABORTED for e in job.epoch_rows()), "an aborted epoch")
+    failing[0] = False
+    aborted = [e.epoch for e in job.epoch_rows() if e.state is EpochState.ABORTED]
+    assert job.sim.storage.keys(f"{job.job}/e{aborted[0]}/")
+    job.until_durable(aborted[-1] + 1)
+    job.until(lambda: not job.sim.storage.keys(f"{job.job}/e{aborted[0]}/"), "collected", 30)
+    job.check()
+    job.complete()
+
+
+class Growing(GeneratorSource):
+    """A source that finds one split more every second, up to ``most``."""
+
+    kind = "growing"
+
+    def __init__(self, scene: Scene, most: int, **options: Any) -> None:
+        super().__init__(lambda s, i, n: [(f"k{s}", i + j) for j in range(min(n, 40 - i))], most, "growing", bounded=False, **options)
+        self._scene = scene
+        self._most = most
+
+    @property
+    def capability(self) -> SourceCapability:
+        return SourceCapability.REPLAYABLE
+
+    def discover(self, known: frozenset[str]) -> list[Split]:
+        now = min(self._most, 1 + int(self._scene.sim.world.now))
+        return [Split(str(i), {"index": i}) for i in range(now) if str(i) not in known]
+
+    def open(self, split: Split, cursor: Json, context: ConnectorContext) -> SplitReader:
+        self._scene.sim.world.probes[f"opened {split.split_id}"] += 1
+        return super().open(split, cursor, context)
+
+
+class Splits(Scene):
+    """Splits appear while the job runs; each brings forty records of its own key."""
+
+    most = 6
+
+    def define(self, job: JobBuilder) -> None:
+        records = job.source(Growing(self, self.most, rate=20.0), uid="records")
+        records.key_by(lambda r: r[0]).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(CollectSink("out", self.target), uid="out")
+
+    def prepare(self) -> None:
+        self.reference = Counter((f"k{s}", n) for s in range(self.most) for n in range(1, 41))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_t61_a_split_handed_out_around_a_failure_is_neither_lost_nor_read_twice(scene: Make, seed: int) -> None:
+    """Splits found between trigger and barrier, with crashes at every phase: each is read once."""
+    job = scene(Splits, seed=seed, discovery_interval_ms=300, epoch_interval_ms=250)
+    for _ in range(4):
+        rows, seen = job.row, job.row.splits_rev
+        job.sim.run(lambda seen=seen: job.row.splits_rev > seen, job.sim.world.now + 2)  # type: ignore[misc]
+        job.sim.run_for(0.1 * (1 + (seed + rows.generation) % 4))
+        job.verify()
+        for node in job.sim.nodes[: 1 + seed % 2]:
+            if node.node is not None:
+                node.crash()
+    job.until(lambda: job.visible() == job.reference, "all records of all splits", 60)
+    job.stop(Desired.DRAIN)
+    job.complete()
+
+
+def test_t67_a_split_that_appears_while_the_job_is_down_is_read_from_its_beginning(scene: Make) -> None:
+    """Suspended at one split, resumed when there are more: all are read whole."""
+    job = scene(Splits, discovery_interval_ms=300)
+    job.until_committed(1)
+    job.stop(Desired.SUSPEND, "sp")
+    assert job.sim.run_to_end(job.job) is JobState.STOPPED
+    job.sim.run_for(6)
+    job.sim.resume(job.job, job.submission())
+    job.until(lambda: job.visible() == job.reference, "all records of all splits", 60)
+    job.stop(Desired.DRAIN)
+    job.complete()
