@@ -221,13 +221,13 @@ class DataStream:
         return self._job.add("flat_map", [self], uid=uid, functions={"flat_map": function}, parallelism=parallelism)
 
     def assign_timestamps(
-        self, function: Fn, *, out_of_orderness_ms: int = 0, idle_ms: int | None = None, uid: str | None = None
+        self, function: Fn | None = None, *, out_of_orderness_ms: int = 0, idle_ms: int | None = None, uid: str | None = None
     ) -> DataStream:
-        """``function(record) -> UTC ms``. Watermarks trail the highest timestamp by ``out_of_orderness_ms``; a source that brings nothing for ``idle_ms`` is passed over."""
+        """``function(record) -> UTC ms``; without one, the timestamps the source gave. Watermarks trail the highest timestamp by ``out_of_orderness_ms``; a source that brings nothing for ``idle_ms`` is passed over."""
         if out_of_orderness_ms < 0 or (idle_ms is not None and idle_ms <= 0):
             raise ConfigurationError("out_of_orderness_ms must not be negative and idle_ms must be positive")
         config: dict[str, Json] = {"out_of_orderness_ms": out_of_orderness_ms, "idle_ms": idle_ms}
-        return self._job.add("assign_timestamps", [self], uid=uid, config=config, functions={"timestamp": function})
+        return self._job.add("assign_timestamps", [self], uid=uid, config=config, functions={"timestamp": function} if function else {})
 
     def union(self, *others: DataStream, uid: str | None = None) -> DataStream:
         """The records of all streams as one."""

@@ -206,6 +206,13 @@ def savepoints(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> Non
         formatting.show(formatting.savepoints_table(found))
 
 
+@jobs_app.command("metrics")
+def metrics(ctx: typer.Context) -> None:
+    """What is watched of live jobs, as Prometheus text: for a node exporter's textfile collector, or to look at."""
+    with ctx.obj.jobs() as jobs:
+        typer.echo(jobs.metrics(), nl=False)
+
+
 def _ended_or_asked(jobs: Jobs, row: JobRow, said: str, wait: bool, timeout: float | None, as_json: bool, **more: str) -> None:
     """Show the job as it is, or as it ended. Raises JobFailed, also when commits are left pending."""
     failed: JobFailed | None = None

@@ -41,6 +41,7 @@ from millstream_schema.store.migrate import check_schema
 from millstream_schema.store.rows import JobRow
 
 from .installation import Installation
+from .metrics import render
 from .pipelines import Pipelines
 
 T = TypeVar("T")
@@ -195,6 +196,11 @@ class Jobs:
         row = self.find(name)
         self._hinted(lambda: self._operations.savepoint(row.id, chosen))
         return chosen
+
+    def metrics(self) -> str:
+        """Prometheus text of the namespace's live jobs."""
+        with reachable(self._database.url):
+            return render(self._database, self.namespace).decode()
 
     def savepoints(self, name: str) -> Lines:
         """Savepoints of a job, oldest first: ``id``, ``epoch``, ``state`` (COPYING, COMPLETE), ``error``, ``created_us``."""

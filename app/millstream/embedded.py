@@ -8,11 +8,14 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import structlog
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
@@ -82,6 +85,8 @@ class EmbeddedCluster:
 
     def __enter__(self) -> EmbeddedCluster:
         self._directory.mkdir(parents=True, exist_ok=True)
+        if not structlog.is_configured():  # the library's own default shows every debug line
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
         clock = SystemClock()
         self.database = Database(self._url or f"sqlite:///{self._directory / 'millstream.db'}", clock)
         create_schema(self.database)

@@ -206,6 +206,9 @@ def on_failure(view: JobView, cause: str, detail: str, *, stall: bool = False) -
     if cause in FREE:
         return Restart(cause, detail, False, True, 0)
     used = view.job.stalls if stall else view.job.failures
+    if policy.kind == "rate":
+        recent = msgspec.json.decode(view.job.recent_restarts, type=list[int])
+        used = sum(1 for at in recent if at > view.now - policy.interval_ms * 1000)
     budget = policy.stalls if stall else policy.failures
     if used >= budget:
         kind = "stall" if stall else "restart"

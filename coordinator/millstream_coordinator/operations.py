@@ -315,6 +315,7 @@ def _new_job(s: Submission, model: StreamModel, plan: PartitionedPlan) -> dict[s
         "stalls": 0,
         "restarts": 0,
         "causes": "{}",
+        "recent_restarts": "[]",
         "wanted_savepoint": "",
         "wants_epoch": 0,
         "pending_commits": "[]",

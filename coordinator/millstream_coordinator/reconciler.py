@@ -27,6 +27,8 @@ from .manifests import compose, restored_splits
 from .placement import place
 
 log = structlog.get_logger(__name__)
+RECENT = 100
+"""Restarts whose times are kept for a budget by rate."""
 STEPS = 50
 """Steps of one call: a bound against a decision that does not settle."""
 
@@ -162,11 +164,12 @@ class Reconciler:
         delay = step.delay_us
         if policy.kind == "exponential" and delay:
             delay = int(delay * self._chance.uniform(0.5, 1.0))
+        recent = [*msgspec.json.decode(job.recent_restarts, type=list[int]), view.now][-RECENT:]
         causes = msgspec.json.decode(job.causes, type=dict[str, int])
         causes[step.cause] = causes.get(step.cause, 0) + 1
         self._to(
             tx, view, JobState.RESTARTING, f"{step.cause}: {step.detail}"[:20_000],
-            generation=job.generation + 1, in_flight=0, aborts=0, restarts=job.restarts + 1, causes=msgspec.json.encode(causes).decode(),
+            generation=job.generation + 1, in_flight=0, aborts=0, restarts=job.restarts + 1, recent_restarts=msgspec.json.encode(recent if not step.free else recent[:-1]).decode(), causes=msgspec.json.encode(causes).decode(),
             failures=job.failures + (not step.stall and not step.free), stalls=job.stalls + step.stall, due_us=view.now + delay, restarted_us=view.now,
         )  # fmt: skip
         jobs.add_history(tx, job.id, "restart", f"{step.cause}: {step.detail}")

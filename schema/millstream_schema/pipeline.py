@@ -1,6 +1,6 @@
 """A stream job as one process holds it: the model, and the live functions, sources and sinks it names.
 
-Built by a registered factory (``millstream.Millstream.pipeline``) in the submitting process and again on every node; only the model travels.
+Built by a registered factory (``millstream.Pipelines.define``) in the submitting process and again on every node; only the model travels.
 """
 
 from __future__ import annotations

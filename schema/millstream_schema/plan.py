@@ -250,6 +250,9 @@ def _component_problems(model: StreamModel) -> list[str]:
         for role in op.functions:
             if not model.components.has("function", f"{op.id}.{role}"):
                 problems.append(f"function {op.id}.{role} is not in the components registry")
+        for state in op.states:
+            if not model.components.has("state", f"{op.id}.{state}"):
+                problems.append(f"state {op.id}.{state} is not in the components registry")
     for edge in model.edges:
         if not model.components.has("codec", edge.config.codec):
             problems.append(f"edge {edge.id!r}: codec {edge.config.codec!r} is not in the components registry")
@@ -301,7 +304,7 @@ def _shape_problems(model: StreamModel) -> list[str]:
 def _has_watermarks(model: StreamModel, operator: str, incoming: dict[str, list[EdgeSpec]]) -> bool:
     """Whether every path from a source to ``operator`` passes something that assigns timestamps."""
     spec = model.operator(operator)
-    if spec.kind == "assign_timestamps" or (spec.kind == "source" and spec.config.get("event_time") is True):
+    if spec.kind == "assign_timestamps":
         return True
     if spec.kind == "source":
         return False

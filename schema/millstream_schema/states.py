@@ -41,8 +41,6 @@ class Desired(enum.StrEnum):
     CANCEL = "CANCEL"
     DRAIN = "DRAIN"
     SUSPEND = "SUSPEND"
-    COMMIT = "COMMIT"
-    """Finish the pending commits of an ended job, nothing else."""
 
 
 class EpochState(enum.StrEnum):

@@ -72,7 +72,7 @@ class Chain:
                 batch = op.process(batch)
             except KeyRefused as exc:
                 raise KeyRefused(f"operator {op.id!r}: {exc}") from exc
-            except (MillstreamError, OSError):
+            except MillstreamError:
                 raise
             except Exception as exc:
                 raise OperatorError(f"operator {op.id!r} failed: {type(exc).__name__}: {exc}") from exc
@@ -116,7 +116,7 @@ class Chain:
     def _call(self, op: Operator, hook: Callable[[int], Batch | None], argument: int) -> Batch | None:
         try:
             fired = hook(argument)
-        except (MillstreamError, OSError):
+        except MillstreamError:
             raise
         except Exception as exc:
             raise OperatorError(f"operator {op.id!r} failed: {type(exc).__name__}: {exc}") from exc
@@ -178,7 +178,7 @@ def _operator(
         case "union":
             return Union(spec)
         case "assign_timestamps":
-            return AssignTimestamps(spec, fn("timestamp"))
+            return AssignTimestamps(spec, optional("timestamp"))
         case "reduce":
             return Reduce(spec, fn("key"), fn("reduce"))
         case "aggregate":

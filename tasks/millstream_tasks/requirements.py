@@ -22,7 +22,7 @@ def _unmet(requirement: StreamRequirement, model: StreamModel, job: str, storage
         case "durable_checkpoint_storage" | "shared_storage":
             return _unproved(job, storage)
         case "event_time":
-            timed = any(o.kind == "assign_timestamps" or o.config.get("event_time") is True for o in model.operators)
+            timed = any(o.kind == "assign_timestamps" for o in model.operators)
             return "" if timed else "event time is required and nothing assigns timestamps"
         case "broker_transport":
             brokers = ("redis", "rediss", "amqp", "amqps", "pyamqp")

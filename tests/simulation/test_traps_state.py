@@ -132,7 +132,7 @@ class WithLists(Scene):
 def test_t84_list_state_is_split_united_and_broadcast(scene: Make) -> None:
     """After 1 → 3: the split list's items are each in one subtask, the union's in all, the broadcast one's in all once."""
     job = scene(WithLists)
-    job.until(lambda: [c.runner.counters["records_in"] for c in job.children("lists")] == [100], "all records taken")
+    job.until(lambda: [c.runner.counters["records_in"] for c in job.children("records")] == [100], "all records taken")
     job.stop(Desired.SUSPEND, "sp")
     assert job.sim.run_to_end(job.job) is JobState.STOPPED
     job.sim.resume(job.job, job.submission(parallelism=3))

@@ -57,6 +57,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     rev: int
     ended: int
     live_name: str | None
+    recent_restarts: str = "[]"
 
 
 class AssignmentRow(msgspec.Struct, frozen=True, kw_only=True):

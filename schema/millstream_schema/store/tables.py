@@ -141,6 +141,7 @@ def tables(prefix: str = "millstream_") -> Tables:
             Column("failures", Integer, nullable=False, default=0),
             Column("stalls", Integer, nullable=False, default=0),
             Column("restarts", Integer, nullable=False, default=0),
+            Column("recent_restarts", long_text(), nullable=False),
             Column("causes", long_text(), nullable=False),
             Column("wanted_savepoint", ident(128), nullable=False, default=""),
             Column("wants_epoch", Integer, nullable=False, default=0),

@@ -7,6 +7,7 @@ from itertools import chain, compress, repeat
 from typing import Any
 
 from millstream_schema.connectors import Json
+from millstream_schema.errors import OperatorError
 from millstream_schema.model import OperatorSpec
 
 from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Operator
@@ -60,12 +61,12 @@ class Union(Operator):
 
 
 class AssignTimestamps(Operator):
-    """Gives each record its event time and makes watermarks that trail the highest seen by a bound.
+    """Gives each record its event time (by ``function``, or the source's own) and makes watermarks that trail the highest seen by a bound.
 
     One tracker per split, the watermark is their minimum, so that splits read in turn do not make each other late. ``current`` never goes back, across recovery too.
     """
 
-    def __init__(self, spec: OperatorSpec, function: Callable[[Any], int]) -> None:
+    def __init__(self, spec: OperatorSpec, function: Callable[[Any], int] | None) -> None:
         super().__init__(spec)
         self.function = function
         self.bound = int(spec.config.get("out_of_orderness_ms", 0))  # type: ignore[arg-type]
@@ -88,7 +89,9 @@ class AssignTimestamps(Operator):
         self._highest.pop(split, None)
 
     def process(self, batch: Batch) -> Batch:
-        times = list(map(self.function, batch.values))
+        times = batch.timestamps if self.function is None else list(map(self.function, batch.values))
+        if times is None:
+            raise OperatorError(f"operator {self.id!r}: its source gives no timestamps: pass a function to assign_timestamps")
         if times:
             highest = max(times)
             if highest > self._highest.get(self._split, MIN_WATERMARK):

@@ -75,7 +75,7 @@ class Snapshotter:
             not self._settings.incremental
             or any(c.full for c in older)  # an increment on top of it would not know what it removed
             or not self._base
-            or len(self._base) >= self._settings.max_segments
+            or max(len(self._base), len(older)) >= self._settings.max_segments
             or self._base_entries > DELTA_LIMIT * max(live, 1)
         )
         cuts = [(o.id, self._merged(o.id, t.cut(full), older)) for o in self._operators for t in o.tables.values()]
@@ -87,6 +87,8 @@ class Snapshotter:
                 capture.later.append((operator, cut))
             else:
                 writer.table(operator, cut)
+        if full:
+            self._undurable.clear()  # nothing will build on them, or on what was durable before
         self._undurable[epoch] = (capture, [])
         return capture
 
@@ -116,13 +118,17 @@ class Snapshotter:
         self.size = sum(h.size for h in handles)
 
     def durable(self, epoch: int) -> None:
-        """Everything up to ``epoch`` is in its segments."""
+        """Everything up to ``epoch`` is in its segments.
+
+        When a newer epoch was cut before this was heard, the base stays: that epoch's manifest does not list this one's segments, so once it is durable and this
+        one's manifest is collected they may be deleted under whatever was built on them.
+        """
         entry = self._undurable.get(epoch)
-        if entry is None:
+        if entry is None or any(e > epoch for e in self._undurable):
             return
         capture, handles = entry
         self._base = handles
         self._base_entries = capture.entries if capture.full else self._base_entries + capture.entries
         if capture.full:
             self._base_entries = 0
-        self._undurable = {e: v for e, v in self._undurable.items() if e > epoch}
+        self._undurable.clear()
