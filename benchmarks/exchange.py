@@ -15,7 +15,7 @@ from pathlib import Path
 from millstream.dev import DevCluster
 from millstream_schema.states import JobState
 
-from .measurement import Result, options, quiet, scratch, show
+from .measurement import Result, options, quiet, rate_of, scratch, show
 from .process_jobs import expected_counts
 from .services import transports
 from .tally import read_tally
@@ -57,12 +57,12 @@ def main(argv: list[str] | None = None) -> int:
             boot = min(run(cluster, 2, directory)[0] for _ in range(2))
             runs = sorted((run(cluster, n, directory) for _ in range(iterations)), key=lambda r: r[0])
         seconds, epochs = runs[len(runs) // 2]
-        rate = n / (seconds - boot)
+        rate = rate_of(n, seconds - boot, once=args.once)
         show(
             Result(
-                f"exchange {name}", n=n, seconds=round(seconds - boot, 3), rate=round(rate), target=f">= {TARGET:,}/s", met=None if args.once else rate >= TARGET,
+                f"exchange {name}", n=n, seconds=round(seconds - boot, 3), rate=rate, target=f">= {TARGET:,}/s", met=None if rate is None else rate >= TARGET,
                 notes=f"STRICT, output compared, 2 nodes, parallelism 2, {epochs} epochs, start-up {boot:.2f} s subtracted, "
-                f"runs {[round(n / (s - boot)) for s, _ in runs]}",
+                f"runs {[rate_of(n, s - boot, once=False) for s, _ in runs]}",
             )
         )  # fmt: skip
     return 0

@@ -51,6 +51,11 @@ class Result:
         return cls(**json.loads(line))
 
 
+def rate_of(n: int, seconds: float, *, once: bool) -> int | None:
+    """Records per second; None for ``--once``, whose runs are shorter than what start-up varies by."""
+    return None if once or seconds <= 0 else round(n / seconds)
+
+
 def show(result: Result) -> None:
     """One JSON line on standard output, at once: a case that dies later has still told what it found."""
     print(result.line(), flush=True)
@@ -93,7 +98,7 @@ class Timing:
     cpu: float
 
     def minus(self, other: Timing) -> Timing:
-        return Timing(max(self.wall - other.wall, 1e-9), max(self.cpu - other.cpu, 1e-9))
+        return Timing(self.wall - other.wall, self.cpu - other.cpu)
 
 
 @contextmanager
@@ -104,12 +109,12 @@ def timed(into: list[Timing]) -> Iterator[None]:
     into.append(Timing(time.perf_counter() - wall, time.process_time() - cpu))
 
 
-def net(run: Callable[[int], Timing], n: int, iterations: int) -> tuple[Timing, Timing, list[float]]:
+def net(run: Callable[[int], Timing], n: int, iterations: int) -> tuple[Timing, Timing, list[int | None]]:
     """(median run of ``n`` records less start-up, start-up, all rates). Start-up is the quickest of three runs over one record."""
     boots = [run(1) for _ in range(3)]
     boot = min(boots, key=lambda t: t.wall)
     runs = [run(n).minus(boot) for _ in range(iterations)]
-    return sorted(runs, key=lambda t: t.wall)[len(runs) // 2], boot, [round(n / t.wall) for t in runs]
+    return sorted(runs, key=lambda t: t.wall)[len(runs) // 2], boot, [rate_of(n, t.wall, once=False) for t in runs]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

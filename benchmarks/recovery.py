@@ -31,8 +31,8 @@ LEASE_MS = 3_000
 RATE = 2_000
 
 
-def first_records(out: Path, above: int, timeout: float) -> list[Arrival]:
-    """First arrival at each of the two sinks in a generation above ``above``, the newest such generation that has both. Raises TimeoutError."""
+def first_records(cluster: DevCluster, job: str, out: Path, above: int, timeout: float = 60.0) -> list[Arrival]:
+    """First arrival at each of the two sinks in a generation above ``above``, the newest such generation that has both. Raises TimeoutError with the job's state."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         found = arrivals(out)
@@ -41,7 +41,11 @@ def first_records(out: Path, above: int, timeout: float) -> list[Arrival]:
         if newest > above and len(both) == 2:
             return list(both.values())
         time.sleep(0.005)
-    raise TimeoutError(f"no records of a generation above {above} after {timeout} s")
+    status = cluster.operations.status(job)
+    last = [f"{h['event']}: {h['detail']}" for h in status["history"][:6]]
+    raise TimeoutError(
+        f"no records of a generation above {above} after {timeout} s; job {status['state']} ({status['reason']}), newest first: {last}"
+    )
 
 
 def lease_expiry(database: Database, node: str) -> float:
@@ -51,7 +55,7 @@ def lease_expiry(database: Database, node: str) -> float:
         return float(connection.execute(sa.select(sa.func.max(table.c.expires_us)).where(table.c.name == node)).scalar_one()) / 1e6
 
 
-def kill_node(cluster: DevCluster, out: Path, turn: int) -> float:
+def kill_node(cluster: DevCluster, job: str, out: Path, turn: int) -> float:
     """Seconds from the lease's expiry to the first record."""
     generation = max(a.generation for a in arrivals(out))
     name = sorted(cluster.nodes)[turn % 2]
@@ -60,16 +64,16 @@ def kill_node(cluster: DevCluster, out: Path, turn: int) -> float:
     victim.wait()
     expiry = lease_expiry(cluster.database, name)
     cluster.start_node(name)
-    return max(a.at for a in first_records(out, generation, 60)) / 1e9 - expiry
+    return max(a.at for a in first_records(cluster, job, out, generation)) / 1e9 - expiry
 
 
-def kill_subtask(cluster: DevCluster, out: Path, turn: int) -> float:
+def kill_subtask(cluster: DevCluster, job: str, out: Path, turn: int) -> float:
     """Seconds from the kill to the first record."""
     newest = max(a.generation for a in arrivals(out))
     victim = next(a for a in arrivals(out) if a.generation == newest and a.subtask == turn % 2)
     killed = time.time_ns()
     os.kill(victim.pid, signal.SIGKILL)
-    return (max(a.at for a in first_records(out, newest, 60)) - killed) / 1e9
+    return (max(a.at for a in first_records(cluster, job, out, newest)) - killed) / 1e9
 
 
 def settle(cluster: DevCluster, job: str, epochs: int) -> None:
@@ -81,7 +85,7 @@ def settle(cluster: DevCluster, job: str, epochs: int) -> None:
         time.sleep(0.05)
 
 
-def measure(kill: Callable[[DevCluster, Path, int], float], iterations: int) -> list[float]:
+def measure(kill: Callable[[DevCluster, str, Path, int], float], iterations: int) -> list[float]:
     """One job, killed ``iterations`` times; raises AssertionError when its counts are wrong in the end."""
     with scratch() as directory:
         out = directory / "out"
@@ -89,13 +93,13 @@ def measure(kill: Callable[[DevCluster, Path, int], float], iterations: int) -> 
         with DevCluster(
             "benchmarks.process_jobs:pipelines", directory=directory, nodes=2, lease_ms=LEASE_MS, restart=False, spares=4
         ) as cluster:
-            settings = StreamSettings(restart=RestartPolicy(kind="fixed", delay_ms=50, failures=100, interval_ms=1000))
+            settings = StreamSettings(restart=RestartPolicy(kind="fixed", delay_ms=50, failures=100, stalls=100, interval_ms=1000))
             job = cluster.submit("counting", config={"n": 0, "rate": RATE, "directory": str(out)}, settings=settings)
-            first_records(out, 0, 60)
+            first_records(cluster, job, out, 0)
             found = []
             for turn in range(iterations):
                 settle(cluster, job, 2)
-                found.append(kill(cluster, out, turn))
+                found.append(kill(cluster, job, out, turn))
             settle(cluster, job, 2)
             cluster.operations.stop(job, Desired.DRAIN)
             row = cluster.wait(job, 60)

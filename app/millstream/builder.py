@@ -223,7 +223,10 @@ class DataStream:
     def assign_timestamps(
         self, function: Fn | None = None, *, out_of_orderness_ms: int = 0, idle_ms: int | None = None, uid: str | None = None
     ) -> DataStream:
-        """``function(record) -> UTC ms``; without one, the timestamps the source gave. Watermarks trail the highest timestamp by ``out_of_orderness_ms``; a source that brings nothing for ``idle_ms`` is passed over."""
+        """``function(record) -> UTC ms``; without one, the timestamps the source gave.
+
+        Watermarks trail the highest timestamp by ``out_of_orderness_ms``; a source that brings nothing for ``idle_ms`` is passed over.
+        """
         if out_of_orderness_ms < 0 or (idle_ms is not None and idle_ms <= 0):
             raise ConfigurationError("out_of_orderness_ms must not be negative and idle_ms must be positive")
         config: dict[str, Json] = {"out_of_orderness_ms": out_of_orderness_ms, "idle_ms": idle_ms}

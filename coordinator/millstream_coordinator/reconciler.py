@@ -168,10 +168,21 @@ class Reconciler:
         causes = msgspec.json.decode(job.causes, type=dict[str, int])
         causes[step.cause] = causes.get(step.cause, 0) + 1
         self._to(
-            tx, view, JobState.RESTARTING, f"{step.cause}: {step.detail}"[:20_000],
-            generation=job.generation + 1, in_flight=0, aborts=0, restarts=job.restarts + 1, recent_restarts=msgspec.json.encode(recent if not step.free else recent[:-1]).decode(), causes=msgspec.json.encode(causes).decode(),
-            failures=job.failures + (not step.stall and not step.free), stalls=job.stalls + step.stall, due_us=view.now + delay, restarted_us=view.now,
-        )  # fmt: skip
+            tx,
+            view,
+            JobState.RESTARTING,
+            f"{step.cause}: {step.detail}"[:20_000],
+            generation=job.generation + 1,
+            in_flight=0,
+            aborts=0,
+            restarts=job.restarts + 1,
+            recent_restarts=msgspec.json.encode(recent if not step.free else recent[:-1]).decode(),
+            causes=msgspec.json.encode(causes).decode(),
+            failures=job.failures + (not step.stall and not step.free),
+            stalls=job.stalls + step.stall,
+            due_us=view.now + delay,
+            restarted_us=view.now,
+        )
         jobs.add_history(tx, job.id, "restart", f"{step.cause}: {step.detail}")
 
     def _deploy(self, tx: Transaction, view: d.JobView, finalize: bool, outbox: list[NodeHint]) -> d.Step:
@@ -264,9 +275,18 @@ class Reconciler:
             values["newest_committed"] = job.newest_durable
         desired = Desired.RUN if step.state is JobState.FAILED else job.desired
         self._to(
-            tx, view, step.state, step.reason[:20_000], ended=1, live_name=None, in_flight=0, pending_commits=pending,
-            generation=job.generation + (view.assignments != []), desired=desired, **values,
-        )  # fmt: skip
+            tx,
+            view,
+            step.state,
+            step.reason[:20_000],
+            ended=1,
+            live_name=None,
+            in_flight=0,
+            pending_commits=pending,
+            generation=job.generation + (view.assignments != []),
+            desired=desired,
+            **values,
+        )
         jobs.add_history(tx, job.id, step.state.lower(), step.reason)
 
 

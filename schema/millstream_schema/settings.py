@@ -32,7 +32,8 @@ class StreamSettings(msgspec.Struct, frozen=True):
 
     Durations are milliseconds. ``lease_ms``: a node that could not renew for this long loses its subtasks. ``renew_ms`` ≤ lease/3: two renewals may be lost.
     ``liveness_ms`` < lease: a subtask process that does not answer its node is killed. ``alignment_ms``: time without any progress of a subtask that has not
-    acknowledged. ``epoch_interval_ms``: 0 turns periodic epochs off, under BEST_EFFORT only. ``epoch_timeout_ms``: absolute, long, only aborts. ``retained``: checkpoints kept per job.
+    acknowledged. ``epoch_interval_ms``: 0 turns periodic epochs off, under BEST_EFFORT only. ``epoch_timeout_ms``: absolute, long, only aborts.
+    ``retained``: checkpoints kept per job.
     """
 
     epoch_interval_ms: int = 1000

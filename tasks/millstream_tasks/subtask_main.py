@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 
 import msgspec
 
+from millstream_schema.channels import Transport
 from millstream_schema.control import Deployment, Failed, Lease, SubtaskMessage, decode_to_subtask, encode
-from millstream_schema.errors import ConfigurationError
+from millstream_schema.errors import ChannelLost, ConfigurationError
 from millstream_schema.pipeline import FactoryRegistry
 from millstream_schema.ports import SystemClock
 
@@ -30,6 +33,8 @@ from .shell.wire import Boot, pack, receive
 
 EXIT_LOST_NODE = 3
 EXIT_LEASE = 4
+BROKER_PAUSE = 0.25
+"""Seconds between two tries to reach a broker that is away."""
 
 
 class Link:
@@ -49,6 +54,12 @@ class Link:
 
     def receive(self) -> bytes | None:
         return receive(self._sock)
+
+    def gone(self, seconds: float) -> bool:
+        """Whether the node closes its end within ``seconds``; messages stay where they are."""
+        poller = select.poll()
+        poller.register(self._sock, 0)  # a hang-up is reported without being asked for
+        return bool(poller.poll(seconds * 1000))
 
     def timeout(self, seconds: float | None) -> None:
         """Bounds receiving only: a report waits for the node however long that takes."""
@@ -130,9 +141,22 @@ def main(argv: list[str] | None = None) -> int:
     return _run(link, registry, deployment, boot, clock)
 
 
+def _reached(link: Link, connect: Callable[[], Transport], clock: SystemClock, patience: float) -> Transport:
+    """Connect, waiting for a broker that restarts for as long as the job may take to start: each attempt that failed at once would cost restart budget. Raises ChannelLost."""
+    deadline = clock.monotonic() + patience
+    while True:
+        try:
+            return connect()
+        except ChannelLost:
+            if clock.monotonic() >= deadline:
+                raise
+        if link.gone(BROKER_PAUSE):
+            os._exit(EXIT_LOST_NODE)
+
+
 def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Boot, clock: SystemClock) -> int:
     try:
-        transport = open_transport(boot.transport, boot.prefix)
+        transport = _reached(link, lambda: open_transport(boot.transport, boot.prefix), clock, deployment.settings.start_limit_ms / 1000)
         storage = open_storage(deployment.settings.checkpoints or boot.checkpoints)
     except Exception as exc:
         link.report(Failed("start", f"{type(exc).__name__}: {exc}"))

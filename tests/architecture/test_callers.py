@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from tests.support.sources import Module, production
@@ -72,7 +72,7 @@ def references(node: ast.AST, skip: ast.AST | None = None) -> Counter[str]:
     return found
 
 
-def unreferenced(modules: list[Module]) -> list[str]:
+def unreferenced(modules: Sequence[Module]) -> list[str]:
     """Definitions that nothing but themselves refers to."""
     everywhere: Counter[str] = Counter()
     for module in modules:
@@ -107,7 +107,7 @@ def fields_of(module: Module, name: str) -> list[str]:
     return [n for n in named if n != "model_config"]
 
 
-def reads(modules: list[Module], but: str) -> set[str]:
+def reads(modules: Sequence[Module], but: str) -> set[str]:
     """Attributes that are read outside one module, and inside it outside of what checks values."""
     found = set()
     for module in modules:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.integration.embedded import EXPECTED, FAST, WORDS, Job, counted, endless, saved
 
-from millstream import EmbeddedCluster, JobBuilder, Pipelines
+from millstream import JobBuilder, Pipelines
 from millstream_coordinator.operations import Submission
 from millstream_schema.canonical import shard_of
-from millstream_schema.channels import ChannelId
+from millstream_schema.channels import ChannelId, Frame
 from millstream_schema.connectors import CommitAnswer, Committable, ConnectorContext, Json, Read, SourceCapability, Split
 from millstream_schema.control import Deployment, DeployMode, Failed, Trigger
 from millstream_schema.envelope import Envelope, Kind, encode_envelope
 from millstream_schema.errors import Fenced, JobFailed, JobInvalid
 from millstream_schema.hints import NodeHint, NoHints
-from millstream_schema.manifest import EpochManifest
 from millstream_schema.model import EdgeConfig, Guarantee, Override, StreamComponents, with_overrides
 from millstream_schema.pipeline import planned
-from millstream_schema.plan import PartitionedPlan, Subtask, compile_plan
+from millstream_schema.plan import Subtask, compile_plan
 from millstream_schema.ports import SystemClock, SystemIds
-from millstream_schema.settings import StreamSettings
 from millstream_schema.states import AssignmentState, Desired, EpochState, JobState
-from millstream_schema.store import epochs, jobs, registry
-from millstream_schema.store.database import Database
+from millstream_schema.store import epochs, registry
+from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import create_schema
-from millstream_schema.store.rows import JobRow
 from millstream_schema.values import TypeRegistry
 from millstream_tasks.channels.memory import MemoryBroker, MemoryTransport
 from millstream_tasks.node import Node, NodeSettings, NoEvents
@@ -40,91 +37,11 @@ from millstream_tasks.runner.environment import Environment
 from millstream_tasks.runner.inputs import InputChannel
 from millstream_tasks.runner.outputs import Outputs
 from millstream_tasks.runner.subtask import SubtaskRunner
-from millstream_tasks.segments import Segment
 from millstream_tasks.shell.background import ThreadBackground
 from millstream_tasks.shell.driving import make_runner
 from millstream_tasks.sinks.memory import CollectSink, CollectTarget, PrintSink
 from millstream_tasks.sources.memory import CollectionSource, GeneratorSource
 from millstream_tasks.state import KeyedTable
-
-FAST = StreamSettings(epoch_interval_ms=30)
-WORDS = [f"w{i % 7}" for i in range(300)]
-
-
-class Cluster(EmbeddedCluster):
-    """An embedded cluster whose rows and blobs a test looks at."""
-
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-        """Wait for what the rows come to say."""
-        deadline = time.monotonic() + seconds
-        pause = threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-            pause.wait(0.01)
-
-    def row(self, job: str) -> JobRow:
-        found = self.database.read(lambda tx: jobs.read_job(tx, job))
-        assert found is not None
-        return found
-
-    def plan(self, job: str) -> PartitionedPlan:
-        return msgspec.json.decode(self.row(job).plan, type=PartitionedPlan)
-
-    def manifest(self, job: str, epoch: int = 0) -> EpochManifest:
-        wanted = epoch or self.row(job).newest_durable
-        return self.database.read(lambda tx: epochs.read_manifest(tx, job, wanted))
-
-    def segments(self, manifest: EpochManifest) -> Iterator[tuple[str, Segment]]:
-        """(subtask, opened segment) of an epoch."""
-        storage = open_storage((self._directory / "checkpoints").as_uri())
-        for snapshot in manifest.subtasks:
-            for handle in snapshot.segments:
-                yield snapshot.subtask, Segment(storage.get(handle), handle.key, TypeRegistry())
-
-    def durable(self, job: str, epochs_: int = 1) -> None:
-        at = self.row(job).newest_durable
-        self.until(lambda: self.row(job).newest_durable >= at + epochs_, "a durable epoch")
-
-    def stop(self, job: str, desired: Desired, savepoint: str = "") -> JobRow:
-        self.operations.stop(job, desired, savepoint)
-        self.hint(job)
-        return self.wait(job, 20)
-
-    def resume(self, job: str, pipelines: Pipelines, **changes: Any) -> None:
-        row = self.row(job)
-        self.operations.resume(job, pipelines.build(row.factory), Submission(job=job, name=row.name, factory=row.factory, settings=FAST, **changes))
-        self.hint(job)
-
-
-class Job:
-    """One pipeline, its target and its cluster."""
-
-    def __init__(self, path: Path, define: Callable[[JobBuilder, CollectTarget], None], *, target: CollectTarget | None = None, **options: Any) -> None:
-        self.target = target or CollectTarget()
-        self.pipelines = Pipelines()
-        self.pipelines.define("job", **options)(lambda job, _config: define(job, self.target))
-        self.cluster = Cluster(self.pipelines, directory=path, encode=True)
-
-    @property
-    def out(self) -> list[Any]:
-        return self.target.values("out")
-
-    def submit(self, **changes: Any) -> str:
-        return self.cluster.submit("job", **{"settings": FAST, **changes})
-
-
-def counted(job: JobBuilder, target: CollectTarget) -> None:
-    """Words to rolling counts."""
-    words = job.source(CollectionSource(WORDS, splits=3), uid="words")
-    words.key_by(str).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(CollectSink("out", target), uid="out")
-
-
-EXPECTED = sorted((w, n + 1) for w in set(WORDS) for n in range(WORDS.count(w)))
-
-
-def endless(rate: float = 2000.0, splits: int = 2) -> GeneratorSource:
-    """Positions for ever."""
-    return GeneratorSource(lambda split, at, limit: [(split, i) for i in range(at, at + limit)], splits, "endless", rate=rate, bounded=False)
 
 
 def test_invariant_01_every_piece_of_state_carries_a_stable_operator_id(tmp_path: Path) -> None:
@@ -139,11 +56,17 @@ def test_invariant_01_every_piece_of_state_carries_a_stable_operator_id(tmp_path
         assert seen == {"count"}
         assert {o for s in manifest.subtasks for o in s.operators} == uids == set(manifest.operators)
         assert {s.operator for s in manifest.splits} == {"words"}
-        assert {c.operator for e in cluster.database.read(lambda tx: epochs.manifest_epochs(tx, name)) for c in cluster.manifest(name, e).committables()} == {"out"}
+        assert {
+            c.operator
+            for e in cluster.database.read(lambda tx: epochs.manifest_epochs(tx, name))
+            for c in cluster.manifest(name, e).committables()
+        } == {"out"}
         assert {h.key.split("/")[2] for h in manifest.handles()} <= {f"{s.vertex}-{s.index}" for s in cluster.plan(name).subtasks()}
     assert sorted(job.out) == EXPECTED
     nameless = Pipelines()
-    nameless.define("job")(lambda b, _c: b.source(CollectionSource([1]), uid="s").key_by(str).reduce(max).sink_to(CollectSink("o", CollectTarget()), uid="o"))
+    nameless.define("job")(
+        lambda b, _c: b.source(CollectionSource([1]), uid="s").key_by(str).reduce(max).sink_to(CollectSink("o", CollectTarget()), uid="o")
+    )
     with pytest.raises(JobInvalid, match="no uid"):
         planned(nameless.build("job"), None, {})
 
@@ -158,7 +81,7 @@ def test_invariant_02_a_key_has_one_shard_and_its_state_lies_with_the_shards_own
         for subtask, segment in cluster.segments(cluster.manifest(name)):
             table = KeyedTable("value")
             segment.apply("count", {"value": table}, range(128))
-            for key in table.keys():
+            for key in list(table.keys()):
                 assert plan.owner("count", shard_of(key, 128)) == Subtask.parse(subtask).index
                 found[key] = subtask
         assert set(found) == set(WORDS) and len(set(found.values())) > 1
@@ -232,7 +155,9 @@ class WatchedReader:
         """Nothing is held."""
 
 
-def test_invariant_04_barriers_come_from_the_sources_reading_thread_and_through_the_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invariant_04_barriers_come_from_the_sources_reading_thread_and_through_the_channels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By thread identity: each source's barriers are sent by the thread that polls it; subtasks behind it are told nothing and send theirs when it came by all channels."""
     source = Watched()
     sent: list[tuple[str, int, int]] = []
@@ -258,7 +183,9 @@ def test_invariant_04_barriers_come_from_the_sources_reading_thread_and_through_
     monkeypatch.setattr(SubtaskRunner, "_barrier", on_arrival)
 
     def define(b: JobBuilder, target: CollectTarget) -> None:
-        b.source(source, uid="in").key_by(lambda r: r[1] % 5).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(CollectSink("out", target), uid="out")
+        b.source(source, uid="in").key_by(lambda r: r[1] % 5).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(
+            CollectSink("out", target), uid="out"
+        )
 
     job = Job(tmp_path, define, parallelism=2)
     with job.cluster as cluster:
@@ -288,7 +215,9 @@ class Judging(CollectTarget):
     def commit(self, name: str, committable: Committable, context: ConnectorContext, missing: Any) -> CommitAnswer:
         assert self.database is not None
         known = self.database.read(
-            lambda tx: [c.id for e in epochs.manifest_epochs(tx, context.job) for c in epochs.read_manifest(tx, context.job, e).committables()]
+            lambda tx: [
+                c.id for e in epochs.manifest_epochs(tx, context.job) for c in epochs.read_manifest(tx, context.job, e).committables()
+            ]
         )
         self.commits += 1
         if committable.id not in known:
@@ -358,6 +287,16 @@ def test_invariant_07_no_strict_claim_with_a_weak_end(tmp_path: Path) -> None:
     assert [(type(r), r.cause) for r in reports] == [(Failed, "invalid")] and "'paper'" in reports[0].detail
 
 
+def zombie_reports(tx: Transaction, generation: int, attempt: str) -> list[bool]:
+    """What a subtask would write; whether any of it counted."""
+    return [
+        registry.ready_assignment(tx, "j", generation, "in:0", attempt, 5),
+        registry.committed_assignment(tx, "j", generation, "in:0", attempt, 5),
+        registry.exhausted_assignment(tx, "j", generation, "in:0", attempt),
+        registry.end_assignment(tx, "j", generation, "in:0", attempt, AssignmentState.FAILED, "zombie", ""),
+    ]
+
+
 def test_invariant_08_stale_attempts_and_coordinators_are_fenced(tmp_path: Path) -> None:
     """A stale generation's reports, records and staging, and a stale term's hints, change nothing anywhere."""
     db = Database(f"sqlite:///{tmp_path / 'x.db'}", SystemClock())
@@ -365,15 +304,7 @@ def test_invariant_08_stale_attempts_and_coordinators_are_fenced(tmp_path: Path)
     db.run(lambda tx: registry.assign(tx, "j", 8, {"in:0": "n"}, 0))
     assert db.run(lambda tx: registry.start_assignment(tx, "j", 8, "in:0", "n", "new"))
     for generation, attempt in ((7, "old"), (8, "old"), (7, "new")):
-        who = ("j", generation, "in:0", attempt)
-        refused = db.run(
-            lambda tx, who=who: [  # type: ignore[misc]
-                registry.ready_assignment(tx, *who, 5),
-                registry.committed_assignment(tx, *who, 5),
-                registry.exhausted_assignment(tx, *who),
-                registry.end_assignment(tx, *who, AssignmentState.FAILED, "zombie", ""),
-            ]
-        )
+        refused = db.run(lambda tx, g=generation, a=attempt: zombie_reports(tx, g, a))  # type: ignore[misc]
         assert refused == [False] * 4
     target = CollectTarget()
     sink = CollectSink("out", target)
@@ -389,7 +320,7 @@ def test_invariant_08_stale_attempts_and_coordinators_are_fenced(tmp_path: Path)
     writer = sending.connect(channel, 8)
     for generation in (7, 8):
         envelope = Envelope(generation, 1, 0, Kind.WATERMARK, generation, "any")
-        writer.put(type("F", (tuple,), {"number": 1, "data": encode_envelope(envelope, TypeRegistry())})())  # type: ignore[arg-type]
+        writer.put(Frame(1, encode_envelope(envelope, TypeRegistry())))
     first = reader.take()
     assert first is not None and first.payload == 8 and reader.fenced == 1
     node = Node(db, NoHints(), SystemClock(), SystemIds(), None, NodeSettings(name="n"), {}, NoEvents())  # type: ignore[arg-type]
@@ -440,7 +371,12 @@ def test_invariant_09_timers_are_in_the_snapshot(tmp_path: Path) -> None:
 
 def test_invariant_10_changes_are_made_to_models_never_to_running_objects(tmp_path: Path) -> None:
     """A rescale is another model with another fingerprint in another generation; what was planned before is frozen and as it was."""
-    job = Job(tmp_path, lambda b, t: b.source(endless(), uid="in").key_by(lambda r: r[1] % 9).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(CollectSink("out", t), uid="out"))
+
+    def define(b: JobBuilder, target: CollectTarget) -> None:
+        counts = b.source(endless(), uid="in").key_by(lambda r: r[1] % 9).aggregate(int, lambda n, _: n + 1, uid="count")
+        counts.sink_to(CollectSink("out", target), uid="out")
+
+    job = Job(tmp_path, define)
     pipeline = job.pipelines.build("job")
     before = pipeline.model.fingerprint()
     with job.cluster as cluster:
@@ -455,7 +391,11 @@ def test_invariant_10_changes_are_made_to_models_never_to_running_objects(tmp_pa
         assert second.plan_fingerprint != first.plan_fingerprint and second.generation > first.generation
         assert {v.id: v.parallelism for v in cluster.plan(name).vertices} == {"in": 2, "count": 3}
     assert pipeline.model.fingerprint() == before == job.pipelines.build("job").model.fingerprint()
-    for frozen, field in ((pipeline.model, "parallelism"), (pipeline.model.operators[0], "parallelism"), (compile_plan(pipeline.model), "shard_count")):
+    for frozen, field in (
+        (pipeline.model, "parallelism"),
+        (pipeline.model.operators[0], "parallelism"),
+        (compile_plan(pipeline.model), "shard_count"),
+    ):
         with pytest.raises(AttributeError):
             setattr(frozen, field, 9)
     per_key: dict[Any, list[int]] = {}
@@ -508,7 +448,7 @@ def test_invariant_12_requirements_are_checked_at_compile_and_at_run(tmp_path: P
 class Queue(Watched):
     """A source whose reader takes part in epochs; notes the calls."""
 
-    capability = SourceCapability.TRANSACTIONAL_READ  # type: ignore[assignment]
+    capability = SourceCapability.TRANSACTIONAL_READ
 
     def __init__(self) -> None:
         super().__init__()
@@ -610,7 +550,12 @@ def test_invariant_14_every_distributed_edge_has_its_config(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("mode", "state", "fires"),
-    [("CANCEL", JobState.STOPPED, False), ("SUSPEND", JobState.STOPPED, False), ("DRAIN", JobState.FINISHED, True), ("EXPORT_SAVEPOINT", JobState.RUNNING, False)],
+    [
+        ("CANCEL", JobState.STOPPED, False),
+        ("SUSPEND", JobState.STOPPED, False),
+        ("DRAIN", JobState.FINISHED, True),
+        ("EXPORT_SAVEPOINT", JobState.RUNNING, False),
+    ],
 )
 def test_invariant_15_every_ending_has_its_mode(tmp_path: Path, mode: str, state: JobState, fires: bool) -> None:
     """What remains open is fired by DRAIN only; SUSPEND and EXPORT_SAVEPOINT leave a savepoint; an ended job keeps its mode and takes no other."""
@@ -640,10 +585,6 @@ def test_invariant_15_every_ending_has_its_mode(tmp_path: Path, mode: str, state
             cluster.stop(name, Desired.CANCEL)
     assert bool(job.out) is fires
     assert len(job.out) <= 1
-
-
-def saved(cluster: Cluster, job: str) -> Sequence[tuple[str, str]]:
-    return [(s["id"], s["state"]) for s in cluster.database.read(lambda tx: epochs.savepoints(tx, job))]
 
 
 def test_the_guarantee_of_these_jobs_is_strict() -> None:

@@ -19,6 +19,10 @@ from millstream_tasks.sinks.segments import Segment
 Make = Callable[..., Scene]
 
 
+class Long(Scene):
+    per_split = 260
+
+
 def pause(job: Scene, actor: SimNode | SimCoordinator, seconds: float) -> None:
     """Between two of its steps."""
     actor.paused = True
@@ -39,7 +43,7 @@ def owners(job: Scene) -> dict[str, int]:
 
 def test_t06_a_coordinator_restart_replaces_no_token(scene: Make) -> None:
     """All coordinators are new: the generation given to workers stays, a full epoch succeeds, and a wrong generation is rejected."""
-    job = scene()
+    job = scene(Long)
     job.until_committed(1)
     generation, term = job.row.generation, job.sim.term()
     for coordinator in job.sim.coordinators:

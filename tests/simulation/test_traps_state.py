@@ -110,12 +110,12 @@ class Lists(ProcessFunction):
     states: ClassVar = {"split": OperatorListState("split"), "union": OperatorListState("union"), "broadcast": OperatorListState("broadcast")}
 
     def process(self, value: Any, ctx: Context) -> None:
-        ctx.operator_list("split").add(value[1])
+        ctx.operator_list("split").append(value[1])
         union = ctx.operator_list("union")
         if not list(union.get()):
-            union.add("mine")
+            union.append("mine")
         if not list(ctx.operator_list("broadcast").get()):
-            ctx.operator_list("broadcast").add("rule")
+            ctx.operator_list("broadcast").append("rule")
 
 
 class WithLists(Scene):

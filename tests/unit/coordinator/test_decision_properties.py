@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from typing import Any
 
 from hypothesis import given, settings
@@ -141,6 +143,9 @@ def test_c8_a_restart_stays_within_its_budget(v: d.JobView) -> None:
     """And its delay within its bounds."""
     step = d.next_step(v)
     if isinstance(step, d.Restart) and not step.free:
-        used, budget = (v.job.stalls, v.settings.restart.stalls) if step.stall else (v.job.failures, v.settings.restart.failures)
+        policy = v.settings.restart
+        used, budget = (v.job.stalls, policy.stalls) if step.stall else (v.job.failures, policy.failures)
+        if policy.kind == "rate":
+            used = sum(at > v.now - policy.interval_ms * 1000 for at in json.loads(v.job.recent_restarts))
         assert used < budget
         assert 0 <= step.delay_us <= v.settings.restart.max_delay_ms * 1000

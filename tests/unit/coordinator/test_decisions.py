@@ -153,8 +153,10 @@ def test_what_a_restart_cannot_mend_fails_at_once(cause: str) -> None:
         assignment(SUBTASKS[1], A.FAILED, cause=cause, detail="why"),
         *assignments()[2:],
     ]
-    assert step(job_row(), assignments=rows) == d.Finalize(J.FAILED, f"{cause}: {SUBTASKS[1]}: why")
-    assert d.next_step(view(job_row(), LOOSE, assignments=rows)) == d.End(J.FAILED, f"{cause}: {SUBTASKS[1]}: why")
+    reason = f"{cause}: {SUBTASKS[1]}: why"
+    cannot_start = cause in d.CANNOT_START  # a finalising deployment would not start either: what is uncommitted is listed
+    assert step(job_row(), assignments=rows) == (d.End(J.FAILED, reason, pending=True) if cannot_start else d.Finalize(J.FAILED, reason))
+    assert d.next_step(view(job_row(), LOOSE, assignments=rows)) == d.End(J.FAILED, reason, pending=cannot_start)
 
 
 def test_the_failure_budget_ends_in_failed_with_the_cause() -> None:
@@ -398,3 +400,14 @@ def test_the_plan_of_these_tests_has_committers_and_sources() -> None:
     """Else half of what is above would hold of nothing."""
     assert SOURCES == ["in:0", "in:1"] and COMMITTERS == ["count:0", "count:1"] and LOOSE.committers == []
     assert [s.id for s in PLAN.subtasks()] == SUBTASKS
+
+
+def test_a_budget_by_rate_counts_restarts_within_its_interval() -> None:
+    """Old restarts do not count; at most ``failures`` within ``interval_ms``."""
+    by_rate = tuned(restart=RestartPolicy(kind="rate", failures=2, interval_ms=10_000))
+    rows = [assignment(SUBTASKS[0], A.FAILED, cause="operator", detail="boom"), *assignments()[1:]]
+    long_ago, lately = NOW - 20_000_000, NOW - 1_000_000
+    within = view(job_row(failures=9, recent_restarts=f"[{long_ago},{long_ago},{lately}]"), assignments=rows, settings=by_rate)
+    assert isinstance(d.next_step(within), d.Restart)
+    spent = view(job_row(recent_restarts=f"[{lately},{lately}]"), assignments=rows, settings=by_rate)
+    assert isinstance(d.next_step(spent), d.Finalize)
