@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pydantic
 import sqlalchemy as sa
@@ -22,6 +22,10 @@ VARIABLES = {
     "prefix": "MILLSTREAM_PREFIX",
     "lease_ms": "MILLSTREAM_LEASE_MS",
     "poll_ms": "MILLSTREAM_POLL_MS",
+    "renew_ms": "MILLSTREAM_RENEW_MS",
+    "idle_in_transaction_ms": "MILLSTREAM_IDLE_IN_TRANSACTION_MS",
+    "liveness_ms": "MILLSTREAM_LIVENESS_MS",
+    "channel_expiry_ms": "MILLSTREAM_CHANNEL_EXPIRY_MS",
 }
 
 
@@ -29,7 +33,9 @@ class Installation(pydantic.BaseModel):
     """``database``: SQLAlchemy URL. ``transport``: ``unix:///dir``, ``redis://…`` or ``amqp://…``. ``checkpoints``: ``file:///shared`` or a database URL.
 
     ``prefix`` starts the name of every table, queue, key and channel: two installations in one database and broker do not meet. ``lease_ms``: a node or coordinator that
-    could not renew for this long is taken for dead (default 10 s); ``poll_ms``: how often rows are read without a hint.
+    could not renew for this long is taken for dead (default 10 s); ``poll_ms``: how often rows are read without a hint. What is derived from the lease unless given: ``renew_ms`` ≤ lease/3 (a
+    quarter: two renewals may be lost), ``idle_in_transaction_ms`` < lease/3 (a quarter: a stopped process must not keep a row), ``liveness_ms`` < lease (0.8: a subtask process that does not
+    answer its node is killed). ``channel_expiry_ms``: broker channels nobody uses go after this long (default 2 h, at least one).
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -40,6 +46,36 @@ class Installation(pydantic.BaseModel):
     prefix: str = pydantic.Field(default="millstream", pattern=r"^[a-z][a-z0-9]{0,15}$")
     lease_ms: int = pydantic.Field(default=10_000, ge=600, le=600_000)
     poll_ms: int = pydantic.Field(default=1_000, ge=10, le=10_000)
+    renew_ms: int = pydantic.Field(default=0, ge=0)
+    idle_in_transaction_ms: int = pydantic.Field(default=0, ge=0)
+    liveness_ms: int = pydantic.Field(default=0, ge=0)
+    channel_expiry_ms: int = pydantic.Field(default=7_200_000, ge=3_600_000)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _derived(cls, values: Any) -> Any:
+        """What depends on the lease and was not given."""
+        if not isinstance(values, dict):
+            return values
+        try:
+            lease = int(values.get("lease_ms", 10_000))
+        except (TypeError, ValueError):
+            return values  # refused by the field itself
+        return {"renew_ms": lease // 4, "idle_in_transaction_ms": lease // 4, "liveness_ms": lease * 4 // 5, **values}
+
+    @pydantic.model_validator(mode="after")
+    def _lease(self) -> Self:
+        if self.renew_ms * 3 > self.lease_ms or self.renew_ms < 1:
+            raise ValueError(
+                f"renew_ms ({self.renew_ms}) must be positive and at most lease_ms / 3 ({self.lease_ms // 3}): two lost renewals must not cost the lease"
+            )
+        if self.idle_in_transaction_ms * 3 >= self.lease_ms or self.idle_in_transaction_ms < 1:
+            raise ValueError(
+                f"idle_in_transaction_ms ({self.idle_in_transaction_ms}) must be positive and below lease_ms / 3: a stopped process must not keep a row"
+            )
+        if not 0 < self.liveness_ms < self.lease_ms:
+            raise ValueError(f"liveness_ms ({self.liveness_ms}) must be positive and below lease_ms ({self.lease_ms})")
+        return self
 
     @pydantic.field_validator("database")
     @classmethod
@@ -80,10 +116,7 @@ class Installation(pydantic.BaseModel):
         try:
             return cls.model_validate(values)
         except pydantic.ValidationError as exc:
-            wrong = "; ".join(
-                f"{'.'.join(map(str, e['loc']))} ({VARIABLES.get(str(e['loc'][0]), 'no variable')}): {e['msg']}"
-                for e in exc.errors(include_input=False)
-            )
+            wrong = "; ".join(f"{_where(e['loc'])}{e['msg']}" for e in exc.errors(include_input=False))
             raise ConfigurationError(f"the installation is not configured: {wrong}") from None
 
     def environment(self) -> dict[str, str]:
@@ -93,3 +126,10 @@ class Installation(pydantic.BaseModel):
     @property
     def table_prefix(self) -> str:
         return f"{self.prefix}_"
+
+
+def _where(location: tuple[int | str, ...]) -> str:
+    """The field and its variable; nothing for a rule between fields, whose text names them."""
+    if not location:
+        return ""
+    return f"{'.'.join(map(str, location))} ({VARIABLES.get(str(location[0]), 'no variable')}): "

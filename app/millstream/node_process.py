@@ -88,14 +88,14 @@ class NodeProcess:
         self._stopping = False
         clock, ids = SystemClock(), SystemIds()
         i = installation
-        self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=max(100, i.lease_ms // 4))
+        self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
         check_schema(self._database)
         self._database.check_durability()
         self._loop = NodeLoop()
-        boot = Boot(pipelines, i.transport, i.checkpoints, i.prefix)
+        boot = Boot(pipelines, i.transport, i.checkpoints, i.prefix, i.channel_expiry_ms)
         self._launcher = ProcessLauncher(boot, self._loop.wake, spares)
         settings = NodeSettings(
-            name=name, slots=slots, lease_ms=i.lease_ms, renew_ms=max(50, i.lease_ms // 4), poll_ms=i.poll_ms, liveness_ms=int(i.lease_ms * 0.8),
+            name=name, slots=slots, lease_ms=i.lease_ms, renew_ms=i.renew_ms, poll_ms=i.poll_ms, liveness_ms=i.liveness_ms,
             ping_ms=max(50, i.lease_ms // 10),
         )  # fmt: skip
         info = {"pipelines": pipelines, "pid": str(os.getpid()), "host": os.uname().nodename}

@@ -27,6 +27,9 @@ HELD = 5.0
 """Seconds a job whose handling failed is left alone."""
 COLLECT_EVERY = 10.0
 EPOCHS_KEPT = 100
+FORGET_EVERY = 600.0
+NODES_KEPT_US = 24 * 3600 * 1_000_000
+"""How long the row of a node that is gone stays, for whoever looks for the cause of a failure."""
 MIN_TICK_US = 500_000
 
 
@@ -54,11 +57,13 @@ class Coordinator:
         self._due: dict[str, float] = {}
         self._held: dict[str, float] = {}
         self._renew_at = 0.0
+        self._forget_at = clock.monotonic() + FORGET_EVERY
         self._collect_at: dict[str, float] = {}
         self._proved: set[str] = set()
         self.leading = False
         self.term = 0
         self.set_aside = 0
+        self.defects = 0
 
     def renew(self) -> bool:
         """Renew the lease, or take it over when it has expired; whether it is held."""
@@ -104,8 +109,19 @@ class Coordinator:
             if self._due.get(job, 0.0) <= now and self._held.get(job, 0.0) <= now:
                 self.look(job)
         self._copy_savepoints()
+        self._forget_nodes(now)
         upcoming = [*(self._due[j] for j in live if j in self._due), self._renew_at]
         return max(0.0, min(upcoming) - self._clock.monotonic())
+
+    def _forget_nodes(self, now: float) -> None:
+        """A node's id is new at each start: rows of those gone for long would pile up."""
+        if now < self._forget_at:
+            return
+        self._forget_at = now + FORGET_EVERY
+        try:
+            self._db.run(lambda tx: registry.forget_nodes(tx, tx.now_us() - NODES_KEPT_US))
+        except StoreError as exc:
+            log.warning("old nodes not forgotten", error=str(exc))
 
     def look(self, job: str) -> None:
         """Advance one job and remember when to look again; whatever fails is held, not raised."""
@@ -114,16 +130,26 @@ class Coordinator:
             self._prove(job)
             wait = self._reconciler.advance(job)
         except MillstreamError as exc:
-            self.set_aside += 1
-            self._held[job] = now + (0.5 if isinstance(exc, StoreError) else HELD)
             log.error("job set aside", job=job, error=str(exc))
+            self._hold(job, now + (0.5 if isinstance(exc, StoreError) else HELD))
             if not isinstance(exc, StoreError):
                 self._tell(job, str(exc))
+            return
+        except Exception as exc:  # a defect of ours: it must not keep the jobs behind this one waiting
+            log.exception("job set aside by a defect", job=job)
+            self.defects += 1
+            self._hold(job, now + HELD)
+            self._tell(job, f"the coordinator failed on this job, please report it: {type(exc).__name__}: {exc}")
             return
         self._due[job] = now + (self._poll if wait is None else min(wait, self._poll))
         if now >= self._collect_at.get(job, 0.0):
             self._collect_at[job] = now + COLLECT_EVERY
             self._collect(job)
+
+    def _hold(self, job: str, until: float) -> None:
+        """Leave a job alone for a while; the sweep sleeps meanwhile."""
+        self.set_aside += 1
+        self._held[job] = self._due[job] = until
 
     def _tell(self, job: str, why: str) -> None:
         """Show in the job's row what keeps it from going on; its next transition writes a reason of its own."""

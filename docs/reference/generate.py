@@ -40,19 +40,11 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
         "ms",
         "At least this long between the last trigger (or start) and the next, also when a queue source asks for an epoch",
     ),
-    "lease_ms": ("ms", f"{UNUSED} The lease of a node is the installation's `lease_ms`"),
-    "renew_ms": ("ms", f"{UNUSED} A node process renews every quarter of the installation's `lease_ms`"),
-    "idle_in_transaction_ms": (
-        "ms",
-        f"{UNUSED} A node process limits locks and idle transactions to a quarter of the installation's `lease_ms`",
-    ),
-    "liveness_ms": ("ms", f"{UNUSED} A node process kills a subtask that is silent for 0.8 of the installation's `lease_ms`"),
     "alignment_ms": (
         "ms",
         "A subtask that has not acknowledged the epoch in flight and shows no progress for this long: the job restarts, from the stall budget",
     ),
     "epoch_timeout_ms": ("ms", "Absolute. Only aborts the epoch: a slow sink slows a job and does not fail it"),
-    "channel_expiry_ms": ("ms", f"{UNUSED} Broker channels that nobody uses expire after 2 h"),
     "start_limit_ms": ("ms", "A generation that is not READY by then is restarted: a lost deployment is noticed"),
     "commit_deadline_ms": (
         "ms",

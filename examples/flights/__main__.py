@@ -29,10 +29,6 @@ from millstream.dev import DevCluster
 MONTH = Path(__file__).parents[1] / "data" / "flights-2013-01.csv.gz"
 SETTINGS = StreamSettings(
     epoch_interval_ms=1000,
-    lease_ms=3000,
-    renew_ms=750,
-    idle_in_transaction_ms=900,
-    liveness_ms=2400,
     source_batch=200,
     restart=RestartPolicy(failures=10),
 )

@@ -55,13 +55,14 @@ class EdgeMode(enum.StrEnum):
 
 
 class EdgeConfig(msgspec.Struct, frozen=True):
-    """Settings of one distributed edge. ``capacity`` counts envelopes (each ≤ 1 MiB); ``linger_ms`` bounds how long a record waits for company."""
+    """Settings of one distributed edge. ``mode``: None chooses by placement; BLOCKING_QUEUE hands objects over and needs both ends in one process,
+    CREDIT_BASED sends envelopes through the codec even there. ``capacity`` counts envelopes (each ≤ 1 MiB); ``linger_ms`` bounds how long a record waits for company."""
 
     capacity: int = 8
     batch_records: int = 1000
     batch_bytes: int = 1 << 20
     linger_ms: int = 5
-    mode: EdgeMode = EdgeMode.CREDIT_BASED
+    mode: EdgeMode | None = None
     compression: Literal["zstd"] | None = None
     codec: Literal["msgpack", "json"] = "msgpack"
     verify_serialization: bool = False

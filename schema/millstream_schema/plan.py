@@ -17,7 +17,6 @@ from .connectors import SinkCapability, SourceCapability
 from .errors import JobInvalid
 from .model import (
     NAME,
-    EdgeConfig,
     EdgeSpec,
     Guarantee,
     OperatorSpec,
@@ -120,9 +119,6 @@ class PartitionedPlan(msgspec.Struct, frozen=True):
     def subtasks(self) -> list[Subtask]:
         """All subtasks in plan order: whoever must acknowledge an epoch."""
         return [Subtask(v.id, i) for v in self.vertices for i in range(v.parallelism)]
-
-    def source_subtasks(self) -> list[Subtask]:
-        return [s for s in self.subtasks() if s.vertex in self.sources]
 
     def owner(self, vertex_id: str, shard: int) -> int:
         """Index of the subtask of ``vertex_id`` that owns ``shard``; the same rule routes records."""
@@ -367,8 +363,3 @@ def compile_plan(model: StreamModel) -> PartitionedPlan:
         committers=[Subtask(v.id, i).id for v in committing for i in range(v.parallelism)],
         guarantee=model.guarantee,
     )
-
-
-def edge_capacity(config: EdgeConfig) -> int:
-    """The credit window of one channel, in envelopes."""
-    return config.capacity

@@ -37,7 +37,7 @@ from millstream_schema.control import (
     Trigger,
     WantsEpoch,
 )
-from millstream_schema.errors import CommitUnknown, MillstreamError, StorageError, StoreError
+from millstream_schema.errors import CommitUnknown, MillstreamError, StorageError, StoreError, StoreUnavailable
 from millstream_schema.hints import Hints, JobHint, NodeHint
 from millstream_schema.plan import Subtask
 from millstream_schema.ports import Clock, Ids
@@ -426,24 +426,53 @@ class Node:
         if not self._writes:
             return
         batch = list(self._writes)
+        try:
+            self._written([write for _, write in batch])
+        except (StoreUnavailable, CommitUnknown) as exc:
+            self._keep(len(batch), exc)
+        except Exception as exc:  # one of them is refused for good: it must not hold up those of other jobs
+            log.warning("reports refused; they are written one by one", count=len(batch), error=str(exc))
+            self._flush_singly()
+        else:
+            self._wrote(len(batch))
 
+    def _written(self, writes: list[Write]) -> None:
         def work(tx: Transaction) -> None:
-            for _, write in batch:
+            for write in writes:
                 write(tx)
 
         try:
-            try:
-                self._db.run(work)
-            except CommitUnknown:
-                self._db.run(work)
-        except StoreError as exc:
-            log.warning("reports kept, not written yet", count=len(batch), error=str(exc))
-            self._retry_at = self._clock.monotonic() + 0.2
-            return
-        for _ in batch:
-            self._writes.popleft()
-        for job in sorted({job for job, _ in batch}):
+            self._db.run(work)
+        except CommitUnknown:
+            self._db.run(work)
+
+    def _keep(self, count: int, exc: Exception) -> None:
+        log.warning("reports kept, not written yet", count=count, error=str(exc))
+        self._retry_at = self._clock.monotonic() + 0.2
+
+    def _wrote(self, count: int) -> None:
+        done = [self._writes.popleft() for _ in range(count)]
+        for job in sorted({job for job, _ in done}):
             self._hints.to_coordinator(JobHint(job))
+
+    def _flush_singly(self) -> None:
+        """A report that is refused for good ends the attempts of its job here; the others are written."""
+        refused: dict[str, str] = {}
+        while self._writes:
+            job, write = self._writes[0]
+            try:
+                self._written([write])
+            except (StoreUnavailable, CommitUnknown) as exc:
+                self._keep(len(self._writes), exc)
+                break
+            except Exception as exc:
+                refused[job] = f"a report was refused: {type(exc).__name__}: {exc}"
+            self._wrote(1)
+        for job, why in refused.items():
+            log.error("report refused for good", job=job, error=why)
+            for key, hosted in list(self._hosted.items()):
+                if key[0] == job and hosted.child is not None:
+                    self._ended(key, hosted, AssignmentState.FAILED, "report", why)
 
     def _watch(self, now: float) -> None:
         """Ping the children; end those that do not answer."""

@@ -9,8 +9,11 @@ from millstream_schema.errors import ConfigurationError
 from .channels.unix import UnixTransport
 from .snapshots.files import FileSnapshots
 
+EXPIRY_MS = 7_200_000
+"""Channels nobody uses go after this long."""
 
-def open_transport(url: str, prefix: str) -> Transport:
+
+def open_transport(url: str, prefix: str, expiry_ms: int = EXPIRY_MS) -> Transport:
     """``unix:///directory``, ``redis://…``, ``amqp://…``. Raises ConfigurationError naming what is missing."""
     scheme = url.partition(":")[0]
     if scheme == "unix":
@@ -19,11 +22,11 @@ def open_transport(url: str, prefix: str) -> Transport:
         if scheme in ("redis", "rediss"):
             from .channels.redis import RedisTransport
 
-            return RedisTransport(url, prefix=prefix)
+            return RedisTransport(url, prefix=prefix, expire_ms=expiry_ms)
         if scheme in ("amqp", "amqps", "pyamqp"):
             from .channels.rabbitmq import RabbitTransport
 
-            return RabbitTransport(url, prefix=prefix)
+            return RabbitTransport(url, prefix=prefix, expire_ms=expiry_ms)
     except ImportError as exc:
         raise ConfigurationError(
             f"transport {scheme!r} needs a driver ({exc.name}): install millstream[redis] or millstream[rabbitmq]"

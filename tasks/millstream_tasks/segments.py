@@ -10,7 +10,7 @@ Layout: magic, header length (u32), header (msgpack), payload. The header lists 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import compress, islice
 from typing import Any
 
@@ -160,8 +160,3 @@ class Segment:
             if mine is not None:
                 keys, values = list(compress(keys, mine)), list(compress(values, mine))
             table.load(e.namespace, keys, values)
-
-
-def states_of(segments: Iterable[Segment], operator: str) -> set[str]:
-    """Names of all keyed states any of the segments holds for ``operator``."""
-    return set().union(*(s.states(operator) for s in segments))

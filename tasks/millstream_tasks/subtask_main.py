@@ -156,7 +156,12 @@ def _reached(link: Link, connect: Callable[[], Transport], clock: SystemClock, p
 
 def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Boot, clock: SystemClock) -> int:
     try:
-        transport = _reached(link, lambda: open_transport(boot.transport, boot.prefix), clock, deployment.settings.start_limit_ms / 1000)
+        transport = _reached(
+            link,
+            lambda: open_transport(boot.transport, boot.prefix, boot.channel_expiry_ms),
+            clock,
+            deployment.settings.start_limit_ms / 1000,
+        )
         storage = open_storage(deployment.settings.checkpoints or boot.checkpoints)
     except Exception as exc:
         link.report(Failed("start", f"{type(exc).__name__}: {exc}"))

@@ -62,7 +62,7 @@ class Traffic:
         self.config: dict[str, Any] = {"count": count, "rate": rate, "target": sink_url(self.target), "suffix": self.suffix, **config}
 
     def submit(self, parallelism: int | None = None, savepoint: str = "", name: str = "", **changes: Any) -> Traffic:
-        chosen = settings(self.cluster.lease_ms, **changes)
+        chosen = settings(**changes)
         self.name = name or self.name
         self.id = self.cluster.jobs.submit(
             "traffic", name=self.name, config=self.config, parallelism=parallelism, settings=chosen, savepoint=savepoint

@@ -27,7 +27,7 @@ from millstream_schema.store.database import Transaction
 from millstream_schema.store.rows import EpochRow
 from millstream_tasks.sources.memory import GeneratorSource
 
-coordinator.COLLECT_EVERY = 1.0  # everything is an order of magnitude faster here, collecting too
+coordinator.COLLECT_EVERY = 2.0  # everything is an order of magnitude faster here, collecting too
 NO_LIMIT = RestartPolicy(failures=1_000_000, stalls=1_000_000, delay_ms=50, max_delay_ms=400)
 LIVE = 15.0
 """A run that ends earlier, in simulated seconds, has not met its faults."""
@@ -94,6 +94,7 @@ class Workload:
             assert self.sim.world.now >= LIVE, f"the job lived {self.sim.world.now} simulated seconds only"
             assert row.next_epoch > self.least_epochs, f"{row.next_epoch - 1} epochs only"
             self._rows_probes()
+            assert not self.sim.world.probes["segment written twice with other content"]
         finally:
             self.sim.close()
         return +self.sim.world.probes
@@ -128,6 +129,15 @@ class Workload:
             left = [s for s in self.target.staged() if s.job == self.job]
             assert not left, f"seed {self.seed}: {row.state} left staged output: {left}"
 
+    def until(self, moment: float, what: str) -> None:
+        """Run to a moment, checking invariants."""
+
+        def reached() -> bool:
+            self.check()
+            return self.sim.world.now >= moment
+
+        self.sim.run_until(reached, moment - self.sim.world.now + 30, what)
+
     def stop(self, desired: Desired, savepoint: str = "") -> None:
         self.sim.operations.stop(self.job, desired, savepoint)
 
@@ -137,7 +147,9 @@ class Workload:
         """Invariants on rows, then the workload's own."""
         row = self.sim.job(self.job)
         now = (row.generation, row.term, row.newest_durable, row.newest_committed)
-        assert all(a >= b for a, b in zip(now, self._seen)), f"seed {self.seed}: generation, term, durable, committed went from {self._seen} to {now}"
+        assert all(a >= b for a, b in zip(now, self._seen)), (
+            f"seed {self.seed}: generation, term, durable, committed went from {self._seen} to {now}"
+        )
         assert row.newest_committed <= row.newest_durable < row.next_epoch
         self._seen = now
         kept = self.sim.database.read(self._kept)
@@ -160,7 +172,10 @@ class Workload:
             known = self.sim.database.read(lambda tx: self._listed(tx, job))
         finally:
             self.sim.world.current = current
-        assert any(committable.id in ids for ids in known.values()), f"seed {self.seed}: {committable.id} is committed and no durable manifest lists it"
+        self.sim.world.probes["aborted epoch subsumed by a later commit"] += (job, committable.epoch) not in known
+        assert any(committable.id in ids for ids in known.values()), (
+            f"seed {self.seed}: {committable.id} is committed and no durable manifest lists it"
+        )
 
     def _listed(self, tx: Transaction, job: str) -> dict[tuple[str, int], set[str]]:
         """Ids of committables by durable epoch; those of manifests that were collected since are remembered."""
@@ -179,7 +194,9 @@ class Workload:
                 if isinstance(mark, int):
                     key = (f"{manifest.job}/{len(manifest.subtasks)}/{snapshot.subtask}", operator)
                     before = self._marks.get(key, mark)
-                    assert mark >= before, f"seed {self.seed}: watermark of {key} went back from {before} to {mark} in epoch {manifest.epoch}"
+                    assert mark >= before, (
+                        f"seed {self.seed}: watermark of {key} went back from {before} to {mark} in epoch {manifest.epoch}"
+                    )
                     self._marks[key] = mark
 
     def _rows_probes(self) -> None:
@@ -198,7 +215,16 @@ class Workload:
             probes[f"terminal epoch: {row.kind}"] += row.kind in ("final", "drain", "suspend")
 
 
-def counting(splits: int, per_split: int, rate: float, value: Callable[[int, int], Any], *, bounded: bool = True, name: str = "count", timestamp: Any = None) -> GeneratorSource:
+def counting(
+    splits: int,
+    per_split: int,
+    rate: float,
+    value: Callable[[int, int], Any],
+    *,
+    bounded: bool = True,
+    name: str = "count",
+    timestamp: Any = None,
+) -> GeneratorSource:
     """A paced source: ``value(split, position)`` for each position below ``per_split``."""
 
     def make(split: int, position: int, limit: int) -> list[Any] | None:

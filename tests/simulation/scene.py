@@ -28,7 +28,6 @@ class Scene(Rolling):
     splits = 3
     per_split = 100
     rate = 20.0
-    settings_changed: dict[str, Any] = {}
 
     def __init__(self, seed: int = 0, faults: Faults | None = None, **settings: Any) -> None:
         self.settings_changed = settings

@@ -287,7 +287,9 @@ def test_t45_messages_of_an_old_attempt_do_not_touch_the_new_one(scene: Make) ->
             assert not (ended and g == now)
     job.until(lambda: job.row.in_flight > 0, "an epoch in flight")
     flying = job.row.in_flight
-    declined = job.sim.database.run(lambda tx: epochs.acknowledge(tx, job.job, flying, generation, "count:0", old["count:0"], None, "late decline"))
+    declined = job.sim.database.run(
+        lambda tx: epochs.acknowledge(tx, job.job, flying, generation, "count:0", old["count:0"], None, "late decline")
+    )
     assert not declined
     assert job.row.generation == now
     job.until_durable(flying)
@@ -306,4 +308,3 @@ def test_a_second_savepoint_is_refused_while_one_is_taken(scene: Make) -> None:
     else:
         raise AssertionError("the second savepoint was taken")
     job.complete()
-

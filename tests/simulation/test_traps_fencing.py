@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,7 +120,8 @@ def test_t41_a_stale_snapshot_upload_and_acknowledgement_count_for_nothing(scene
     job = scene()
     job.until_durable(1)
     storage, world = job.sim.storage, job.sim.world
-    put, seen = storage.put, []
+    put = storage.put
+    seen: list[tuple[str, int]] = []
 
     def asleep(key: str, data: bytes) -> Any:
         actor: Any = world.current
@@ -173,7 +175,8 @@ def test_t44_an_old_coordinators_cleaning_deletes_nothing_that_counts(scene: Mak
     """A coordinator stands still between deciding what to delete and deleting it, over a take-over and new epochs: nothing referenced is lost."""
     job = scene(retained=1)
     storage, world = job.sim.storage, job.sim.world
-    delete, naps = storage.delete, []
+    delete = storage.delete
+    naps: list[list[str]] = []
 
     def asleep(keys: Sequence[str]) -> None:
         actor: Any = world.current
@@ -261,7 +264,8 @@ def test_t102_ticks_twice_late_and_missed_make_no_burst_of_epochs(scene: Make) -
             job.sim.world.at(0.01, poke)
 
     poke()
-    job.sim.world.at(3.0, lambda: [pause(job, c, 2.5) for c in job.sim.coordinators])
+    for coordinator in job.sim.coordinators:
+        job.sim.world.at(3.0, lambda c=coordinator: pause(job, c, 2.5))  # type: ignore[misc]
 
     def single() -> bool:
         flying = [e for e in job.epoch_rows() if e.state in (EpochState.TRIGGERED, EpochState.PRECOMMITTED)]
@@ -271,7 +275,7 @@ def test_t102_ticks_twice_late_and_missed_make_no_burst_of_epochs(scene: Make) -
     job.until(single, "the end")
     job.final()
     times = [e.triggered_us for e in job.epoch_rows() if e.kind == "checkpoint"]
-    assert all(b - a >= 400_000 for a, b in zip(times, times[1:]))
+    assert all(b - a >= 400_000 for a, b in pairwise(times))
 
 
 def test_staging_of_a_zombie_is_named_by_its_own_generation() -> None:

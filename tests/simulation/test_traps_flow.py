@@ -133,7 +133,9 @@ def test_t16_a_subtask_that_does_not_run_yet_declines(scene: Make) -> None:
     job.until(lambda: job.row.in_flight > 0, "an epoch in flight")
     flying, at = job.row.in_flight, job.sim.world.now
     attempt = source.runner.deployment
-    job.sim.database.run(lambda tx: epochs.acknowledge(tx, job.job, flying, attempt.generation, attempt.subtask, attempt.attempt, None, "not running"))
+    job.sim.database.run(
+        lambda tx: epochs.acknowledge(tx, job.job, flying, attempt.generation, attempt.subtask, attempt.attempt, None, "not running")
+    )
     job.until(lambda: next(e for e in job.epoch_rows() if e.epoch == flying).state is EpochState.ABORTED, "the epoch aborted")
     assert job.sim.world.now - at < 2.0
     job.until_durable(flying + 1)
@@ -222,7 +224,7 @@ def test_t53_a_diamond_with_a_slow_branch_and_full_channels_goes_on(scene: Make)
 
 def test_t54_a_cycle_is_rejected_when_compiled() -> None:
     """A feedback edge is an error that names the operators."""
-    from millstream.pipelines import Pipelines  # noqa: PLC0415
+    from millstream.pipelines import Pipelines
 
     pipelines = Pipelines()
 
@@ -233,7 +235,7 @@ def test_t54_a_cycle_is_rejected_when_compiled() -> None:
             lambda r: r, uid="end"
         )
 
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
     model = pipelines.build("loop").model
     cyclic = msgspec.structs.replace(model, edges=[*model.edges, EdgeSpec("end", "u", Partitioning.UNION)])
@@ -272,7 +274,7 @@ def test_t15_a_cut_is_exactly_the_records_emitted_before_it(scene: Make) -> None
     for batch in (1, 2, 7):
         job = scene(seed=batch, source_batch=batch, epoch_interval_ms=150)
         job.until_committed(4)
-        from millstream_schema.states import Desired  # noqa: PLC0415
+        from millstream_schema.states import Desired
 
         job.stop(Desired.CANCEL)
         job.sim.run_to_end(job.job)
@@ -315,7 +317,7 @@ class Failing(Scene):
     """User code that fails."""
 
     def tuned(self, settings: StreamSettings) -> StreamSettings:
-        import msgspec  # noqa: PLC0415
+        import msgspec
 
         return msgspec.structs.replace(settings, restart=RestartPolicy(failures=2, stalls=0, delay_ms=50))
 

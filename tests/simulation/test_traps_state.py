@@ -10,17 +10,16 @@ import pytest
 import sqlalchemy as sa
 from tests.simulation.base import counting
 from tests.simulation.scene import Scene
+from tests.simulation.workloads import Growing
 
 from millstream.builder import JobBuilder
 from millstream.pipelines import Pipelines
-from millstream_schema.connectors import ConnectorContext, Json, SourceCapability, Split, SplitReader
 from millstream_schema.control import Durable
 from millstream_schema.errors import RestoreRefused, StorageUnavailable
 from millstream_schema.states import Desired, EpochState, JobState
 from millstream_tasks.operators.keyed_state import OperatorListState
 from millstream_tasks.operators.process import Context, ProcessFunction
 from millstream_tasks.sinks.memory import CollectSink
-from millstream_tasks.sources.memory import GeneratorSource
 
 Make = Callable[..., Scene]
 
@@ -107,7 +106,11 @@ def test_t84_rescaling_1_3_2_5_keeps_every_count(scene: Make) -> None:
 class Lists(ProcessFunction):
     """One operator list of each redistribution; each subtask adds its own items."""
 
-    states: ClassVar = {"split": OperatorListState("split"), "union": OperatorListState("union"), "broadcast": OperatorListState("broadcast")}
+    states: ClassVar = {
+        "split": OperatorListState("split"),
+        "union": OperatorListState("union"),
+        "broadcast": OperatorListState("broadcast"),
+    }
 
     def process(self, value: Any, ctx: Context) -> None:
         ctx.operator_list("split").append(value[1])
@@ -212,36 +215,13 @@ def test_t88_segments_of_aborted_epochs_are_collected(scene: Make) -> None:
     job.complete()
 
 
-class Growing(GeneratorSource):
-    """A source that finds one split more every second, up to ``most``."""
-
-    kind = "growing"
-
-    def __init__(self, scene: Scene, most: int, **options: Any) -> None:
-        super().__init__(lambda s, i, n: [(f"k{s}", i + j) for j in range(min(n, 40 - i))], most, "growing", bounded=False, **options)
-        self._scene = scene
-        self._most = most
-
-    @property
-    def capability(self) -> SourceCapability:
-        return SourceCapability.REPLAYABLE
-
-    def discover(self, known: frozenset[str]) -> list[Split]:
-        now = min(self._most, 1 + int(self._scene.sim.world.now))
-        return [Split(str(i), {"index": i}) for i in range(now) if str(i) not in known]
-
-    def open(self, split: Split, cursor: Json, context: ConnectorContext) -> SplitReader:
-        self._scene.sim.world.probes[f"opened {split.split_id}"] += 1
-        return super().open(split, cursor, context)
-
-
 class Splits(Scene):
     """Splits appear while the job runs; each brings forty records of its own key."""
 
     most = 6
 
     def define(self, job: JobBuilder) -> None:
-        records = job.source(Growing(self, self.most, rate=20.0), uid="records")
+        records = job.source(Growing(self.sim.world, self.most, 40, rate=20.0), uid="records")
         records.key_by(lambda r: r[0]).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(CollectSink("out", self.target), uid="out")
 
     def prepare(self) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, ClassVar
 
-from tests.simulation.base import Workload, counting, whole
+import msgspec
+from tests.simulation.base import LIVE, Workload, counting, whole
 
 from millstream.builder import JobBuilder
-from millstream.testing.simulation import UpsertSink, UpsertTarget
+from millstream.testing.simulation import UpsertSink, UpsertTarget, World
+from millstream_schema.connectors import Split
 from millstream_schema.errors import JobConflict
 from millstream_schema.model import Guarantee
+from millstream_schema.settings import StreamSettings
 from millstream_schema.states import Desired, JobState
 from millstream_schema.store import epochs
-from millstream_tasks.operators.base import MAX_WATERMARK
 from millstream_tasks.operators.keyed_state import MapState, ValueState
 from millstream_tasks.operators.process import Context, ProcessFunction
 from millstream_tasks.sinks.memory import CollectSink
+from millstream_tasks.sources.memory import GeneratorSource
 
 
 def visible_is_part_of(workload: Workload, reference: Counter[Any], sink: str = "out") -> None:
@@ -38,7 +41,7 @@ class Rolling(Workload):
     """A keyed rolling count over three splits at parallelism two: per key exactly 1..n."""
 
     name = "rolling"
-    seeds = 45
+    seeds = 40
     splits: ClassVar[int] = 3
     per_split: ClassVar[int] = 300
     rate: ClassVar[float] = 20.0
@@ -96,7 +99,7 @@ class Windows(Timed):
     """Tumbling windows over several splits, out of order within the bound: exact results, nothing late."""
 
     name = "windows"
-    seeds = 40
+    seeds = 35
 
     def define(self, job: JobBuilder) -> None:
         windows = self.source(job).key_by(lambda r: r[0]).tumbling(1000, offset_ms=250, late_tag="late")
@@ -146,7 +149,7 @@ class Sessions(Timed):
     """Sliding and session windows, and a process function with both kinds of timers, from one source."""
 
     name = "sessions"
-    seeds = 30
+    seeds = 25
     gap: ClassVar[int] = 260
 
     def define(self, job: JobBuilder) -> None:
@@ -206,7 +209,7 @@ class Drained(Workload):
 
     name = "drained"
     least_epochs = 2
-    seeds = 35
+    seeds = 30
     bounded: ClassVar[int] = 80
 
     def define(self, job: JobBuilder) -> None:
@@ -234,7 +237,7 @@ class Drained(Workload):
             if life:
                 self.sim.resume(self.job, self.submission())
             at = max(moment, self.sim.world.now + 2)
-            self.sim.run_until(lambda at=at: self.check() or self.sim.world.now >= at, 60, "the moment to drain")  # type: ignore[misc]
+            self.until(at, "the moment to drain")
             self.stop(Desired.DRAIN)
             self.finish()
 
@@ -244,12 +247,14 @@ class Drained(Workload):
         manifest = self.sim.database.read(lambda tx: epochs.read_manifest(tx, self.job, row.newest_durable))
         assert manifest.kind == "drain"
         taken = [
-            ("a" if s.operator == "ended" else "b", int(s.split_id), i) for s in manifest.splits for i in range(int(s.cursor or 0))  # type: ignore[arg-type]
+            ("a" if s.operator == "ended" else "b", int(s.split_id), i)
+            for s in manifest.splits
+            for i in range(int(s.cursor or 0))  # type: ignore[arg-type]
         ]
         assert sum(r[0] == "a" for r in taken) <= 2 * self.bounded
         assert any(r[0] == "b" for r in taken)
         once = Counter(taken)
-        visible_is(self, Counter({r: 2 for r in once}), "copies")
+        visible_is(self, Counter(dict.fromkeys(once, 2)), "copies")
         visible_is(self, once, "dealt")
         visible_is(self, Counter(r for r in taken if r[2] % 2 == 0), "even")
         visible_is(self, Counter(r for r in taken if r[2] % 2), "odd")
@@ -259,7 +264,7 @@ class Lives(Rolling):
     """One result over several lives: the job is ended in all ways at any moment and goes on with another parallelism, as itself or as a new job of its savepoint."""
 
     name = "lives"
-    seeds = 45
+    seeds = 35
     nodes = 3
     per_split = 340
     parallelism = 1
@@ -269,7 +274,7 @@ class Lives(Rolling):
         self.start(parallelism=parallelism[0])
         for life in range(self.rng.randint(1, 3)):
             then = world.now + 1 + self.rng.random() * 5
-            self.sim.run_until(lambda at=then: self.check() or world.now >= at, 60, "the next ending")  # type: ignore[misc]
+            self.until(then, "the next ending")
             if self.sim.state(self.job).ended:
                 break
             self.end(self.rng.choice(("cancel", "drain", "suspend", "export", "move")), f"sp-{self.seed}-{life}", parallelism[life + 1])
@@ -292,7 +297,9 @@ class Lives(Rolling):
                 self.sim.world.probes["cancel after the end"] += 1
         state = self.sim.run_to_end(self.job, check=self.check)
         row = self.sim.job(self.job)
-        expected = {"cancel": {JobState.STOPPED, JobState.FINISHED}, "drain": {JobState.FINISHED}}.get(how, {JobState.STOPPED, JobState.FINISHED})
+        expected = {"cancel": {JobState.STOPPED, JobState.FINISHED}, "drain": {JobState.FINISHED}}.get(
+            how, {JobState.STOPPED, JobState.FINISHED}
+        )
         assert state in expected, f"seed {self.seed}: {how} ended in {state}: {row.reason}"
         self.settled()
         if how == "move" and state is JobState.STOPPED and row.newest_durable == row.newest_committed:
@@ -363,5 +370,52 @@ class Upserts(Rolling):
         assert self.rows.rows == dict(self.totals), f"seed {self.seed}: {self.rows.rows} is not {dict(self.totals)}"
 
 
-WORKLOADS: dict[str, type[Workload]] = {w.name: w for w in (Rolling, Windows, Sessions, Drained, Lives, AtLeastOnce, Upserts)}
-_ = MAX_WATERMARK
+class Growing(GeneratorSource):
+    """A source that finds one split more every second, up to ``most``, each of ``size`` records of its own key."""
+
+    kind = "growing"
+
+    def __init__(self, world: World, most: int, size: int, rate: float) -> None:
+        super().__init__(lambda s, i, n: [(f"k{s}", i + j) for j in range(min(n, size - i))], most, "growing", bounded=False, rate=rate)
+        self._world = world
+        self._most = most
+
+    def discover(self, known: frozenset[str]) -> list[Split]:
+        return [Split(str(i), {"index": i}) for i in range(min(self._most, 1 + int(self._world.now))) if str(i) not in known]
+
+
+class Discovered(Workload):
+    """Splits that appear while the job runs and fails: each is read once; drained when all is there."""
+
+    name = "discovered"
+    seeds = 15
+    most: ClassVar[int] = 10
+
+    def define(self, job: JobBuilder) -> None:
+        records = job.source(Growing(self.sim.world, self.most, 60, rate=12.0), uid="records")
+        records.key_by(lambda r: r[0]).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(CollectSink("out", self.target), uid="out")
+
+    def tuned(self, settings: StreamSettings) -> StreamSettings:
+        return msgspec.structs.replace(super().tuned(settings), discovery_interval_ms=400)
+
+    def prepare(self) -> None:
+        self.reference = Counter((f"k{s}", n) for s in range(self.most) for n in range(1, 61))
+
+    def verify(self) -> None:
+        visible_is_part_of(self, self.reference)
+
+    def live(self) -> None:
+        self.start()
+        self.sim.run_until(lambda: self.now_and(self.target.values("out")), 120, "all records of all splits")
+        self.stop(Desired.DRAIN)
+        self.finish()
+
+    def now_and(self, values: list[Any]) -> bool:
+        self.check()
+        return self.sim.world.now > LIVE and len(values) == self.reference.total()
+
+    def final(self) -> None:
+        visible_is(self, self.reference)
+
+
+WORKLOADS: dict[str, type[Workload]] = {w.name: w for w in (Rolling, Windows, Sessions, Drained, Lives, Discovered, AtLeastOnce, Upserts)}

@@ -39,14 +39,10 @@ MARK = "MILLSTREAM_TEST_CLUSTER"
 RESTART_PAUSE = 0.5
 
 
-def settings(lease_ms: int = 2500, **changes: Any) -> StreamSettings:
+def settings(**changes: Any) -> StreamSettings:
     """Settings of jobs that are broken on purpose: short leases, frequent epochs, a budget that many faults do not use up."""
     values: dict[str, Any] = {
         "epoch_interval_ms": 300,
-        "lease_ms": lease_ms,
-        "renew_ms": lease_ms // 4,
-        "idle_in_transaction_ms": lease_ms // 4,
-        "liveness_ms": lease_ms * 4 // 5,
         "alignment_ms": 15_000,
         "restart": RestartPolicy(kind="fixed", delay_ms=100, failures=10_000, stalls=10_000),
     }

@@ -7,26 +7,45 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from millstream_coordinator.coordinator import Coordinator
-from millstream_schema.control import Deployment, NodeMessage, SubtaskMessage, decode_to_node, decode_to_subtask, encode
-from millstream_schema.errors import MillstreamError
+from millstream_schema.control import AssignSplits, Deployment, NodeMessage, SubtaskMessage, decode_to_node, decode_to_subtask, encode
+from millstream_schema.errors import ChannelBroken, MillstreamError
 from millstream_schema.hints import JobHint, NodeHint
+from millstream_schema.model import StreamModel
+from millstream_schema.pipeline import Pipeline
+from millstream_schema.plan import PartitionedPlan
 from millstream_schema.settings import StreamSettings
 from millstream_tasks.node import Node, NodeSettings, NoEvents
 from millstream_tasks.runner.environment import Environment, LeaseExpired
 from millstream_tasks.runner.subtask import SubtaskRunner
 
-from .network import SimTransport
-from .world import Crash, SimChance, SimClock
-
-if TYPE_CHECKING:
-    from .simulation import Simulation
+from .network import SimNetwork, SimTransport
+from .outside import SimDatabase, SimStorage
+from .world import Crash, SimChance, SimClock, SimIds, World
 
 LEASE_MS = 3000
-COORDINATOR_LEASE_MS = 2000
+COORDINATOR_LEASE_MS = 3000
 STATS_EVERY = 0.25
+
+
+class Cluster(Protocol):
+    """What actors need of the simulation they live in."""
+
+    world: World
+    network: SimNetwork
+    storage: SimStorage
+    database: SimDatabase
+    ids: SimIds
+    hints: SimHints
+    nodes: list[SimNode]
+    coordinators: list[SimCoordinator]
+    slots: int
+
+    def rebuilt(self, deployment: Deployment) -> tuple[Pipeline, StreamModel, PartitionedPlan]: ...
+
+    def term(self) -> int: ...
 
 
 class SimBackground:
@@ -71,7 +90,7 @@ class SimBackground:
 class SimChild:
     """A subtask process."""
 
-    def __init__(self, sim: Simulation, node: SimNode, deployment: Deployment, deliver: Callable[[SubtaskMessage | None], None]) -> None:
+    def __init__(self, sim: Cluster, node: SimNode, deployment: Deployment, deliver: Callable[[SubtaskMessage | None], None]) -> None:
         self.world = sim.world
         self.node = node
         self.dead = False
@@ -127,6 +146,7 @@ class SimChild:
             wait: float = self.world.act(self, self._work)
         except (LeaseExpired, MillstreamError, OSError) as exc:
             self.world.probes["lease expired in a subtask"] += isinstance(exc, LeaseExpired)
+            self.world.probes["gap detected"] += isinstance(exc, ChannelBroken)
             self.runner.fail(exc)
             wait = 0.0
         except Crash:
@@ -155,6 +175,9 @@ class SimChild:
 
     def send(self, message: NodeMessage) -> None:
         if not self.dead:
+            if isinstance(message, AssignSplits) and self.runner.deployment.restore_epoch:
+                known = {(s.operator, s.split_id) for s in self.runner.deployment.splits}
+                self.world.probes["split handed out after a restore"] += any((s.operator, s.split_id) not in known for s in message.splits)
             self.runner.control(decode_to_subtask(encode(message)))  # type: ignore[arg-type]
             self.schedule(self.world.rng.random() * 0.01)
 
@@ -165,6 +188,7 @@ class SimChild:
     def die(self) -> None:
         if not self.dead:
             self.dead = True
+            self.world.probes["repeat dropped"] += sum(c.repeats for c in self.runner.inputs)
             self.transport.close()
             self._deliver(None)
 
@@ -172,7 +196,7 @@ class SimChild:
 class SimNode:
     """A node process with its children; started again after a crash."""
 
-    def __init__(self, sim: Simulation, name: str) -> None:
+    def __init__(self, sim: Cluster, name: str) -> None:
         self.sim = sim
         self.world = sim.world
         self.name = name
@@ -189,7 +213,7 @@ class SimNode:
 
     def _boot(self) -> None:
         settings = NodeSettings(
-            name=self.name, slots=self.sim.slots, lease_ms=LEASE_MS, renew_ms=800, poll_ms=500, liveness_ms=2500, ping_ms=500
+            name=self.name, slots=self.sim.slots, lease_ms=LEASE_MS, renew_ms=800, poll_ms=700, liveness_ms=2500, ping_ms=500
         )
         self.children = []
         node = self.node = Node(self.sim.database, self.sim.hints, self.clock, self.sim.ids, self, settings, {}, NoEvents())
@@ -242,7 +266,7 @@ class SimNode:
 class SimCoordinator:
     """A coordinator process."""
 
-    def __init__(self, sim: Simulation, name: str) -> None:
+    def __init__(self, sim: Cluster, name: str) -> None:
         self.sim = sim
         self.world = sim.world
         self.name = name
@@ -279,8 +303,9 @@ class SimCoordinator:
         except Crash:
             self.crash()
             return
+        assert coordinator.defects == 0, "the coordinator failed on a job: see its log"
         self.world.probes["coordinator took over"] += coordinator.leading and coordinator.term > max(term, 1) and not led
-        self.world.at(min(max(wait, 0.02), 0.5), lambda: self._step(coordinator))
+        self.world.at(min(max(wait, 0.02), 0.7), lambda: self._step(coordinator))
 
     def look(self, job: str) -> None:
         coordinator = self.coordinator
@@ -290,6 +315,8 @@ class SimCoordinator:
             self.world.act(self, lambda: coordinator.look(job))
         except Crash:
             self.crash()
+            return
+        assert coordinator.defects == 0, "the coordinator failed on a job: see its log"
 
     def crash(self) -> None:
         self.coordinator = None
@@ -299,7 +326,7 @@ class SimCoordinator:
 class SimHints:
     """Hints over a network that loses, repeats and delays."""
 
-    def __init__(self, sim: Simulation) -> None:
+    def __init__(self, sim: Cluster) -> None:
         self._sim = sim
 
     def _send(self, deliver: Callable[[], None]) -> None:
@@ -329,7 +356,7 @@ class SimHints:
 
 
 SETTINGS = StreamSettings(
-    lease_ms=LEASE_MS, renew_ms=800, idle_in_transaction_ms=900, liveness_ms=2500, epoch_interval_ms=500, alignment_ms=3000,
+    epoch_interval_ms=500, alignment_ms=3000,
     epoch_timeout_ms=10000, start_limit_ms=8000, source_batch=5,
 )  # fmt: skip
 """What the simulated clusters run jobs with: everything an order of magnitude faster than in production."""

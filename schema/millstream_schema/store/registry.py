@@ -90,11 +90,6 @@ def leave_node(tx: Transaction, node: str) -> None:
     tx.update(t, t.c.id == node, state=NodeState.GONE, expires_us=0)
 
 
-def read_node(tx: Transaction, node: str) -> NodeRow | None:
-    row = tx.row(sa.select(tx.t.node).where(tx.t.node.c.id == node))
-    return None if row is None else to(NodeRow, row)
-
-
 def active_nodes(tx: Transaction) -> list[NodeRow]:
     """Nodes whose lease has not expired by the database's clock and that take work, by name and id."""
     t = tx.t.node

@@ -56,9 +56,9 @@ from millstream_schema.errors import (
     StoreError,
 )
 from millstream_schema.manifest import SubtaskSnapshot
-from millstream_schema.model import StreamModel
+from millstream_schema.model import EdgeMode, StreamModel
 from millstream_schema.pipeline import Pipeline
-from millstream_schema.plan import PartitionedPlan, Subtask
+from millstream_schema.plan import PartitionedPlan, PlanEdge, Subtask
 
 from ..chain import Chain, SinkOperator, build_chain, key_function
 from ..operators.base import MAX_WATERMARK, Batch, Operator
@@ -180,11 +180,18 @@ class SubtaskRunner:
         edges = []
         for edge, targets in self._plan.outputs(self.subtask):
             ids = [ChannelId(self.deployment.job, self.deployment.generation, edge.id, self.subtask.index, t) for t in targets]
-            objects = self._env.objects and not edge.spec.config.verify_serialization
+            objects = self._passes_objects(edge)
             channels = [OutputChannel(c, edge, self._pipeline.types, objects) for c in ids]
             key = key_function(self._model, self._pipeline, edge.spec.target) if edge.spec.partitioning == "HASH" else None
             edges.append(OutputEdge(edge, channels, key, self._plan.shard_count))
         self.outputs = Outputs(edges)
+
+    def _passes_objects(self, edge: PlanEdge) -> bool:
+        """Whether the edge hands objects over instead of encoding them. Raises JobInvalid for a queue between processes."""
+        config = edge.spec.config
+        if config.mode is EdgeMode.BLOCKING_QUEUE and self._env.transport_kind != "memory":
+            raise JobInvalid([f"edge {edge.spec.id!r}: mode BLOCKING_QUEUE needs both ends in one process; use CREDIT_BASED"])
+        return self._env.objects and not config.verify_serialization and config.mode is not EdgeMode.CREDIT_BASED
 
     def _open_source(self) -> None:
         head = self._model.operator(self._vertex.operators[0])

@@ -18,6 +18,7 @@ class Boot(msgspec.Struct, frozen=True):
     transport: str
     checkpoints: str
     prefix: str
+    channel_expiry_ms: int
 
 
 def pack(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from tests.contract.store.stores import insert_job, table_rows, together
 from millstream_schema.states import AssignmentState, JobState, NodeState
 from millstream_schema.store import registry
 from millstream_schema.store.database import Database, Transaction
-from millstream_schema.store.rows import AssignmentRow
+from millstream_schema.store.rows import AssignmentRow, NodeRow, to
 
 LEASE = 60_000_000
 GONE = -1
@@ -78,6 +78,11 @@ def test_t102_ticks_closer_than_the_interval_are_one(db: Database) -> None:
 # -- nodes
 
 
+def node_row(db: Database, node: str) -> NodeRow | None:
+    found = db.read(lambda tx: tx.row(tx.t.node.select().where(tx.t.node.c.id == node)))
+    return None if found is None else to(NodeRow, found)
+
+
 def register(db: Database, node: str, slots: int = 4, lease: int = LEASE) -> None:
     db.run(lambda tx: registry.register_node(tx, node, f"host-{node}", slots, lease, "{}"))
 
@@ -99,7 +104,7 @@ def test_c2_registering_twice_changes_nothing(db: Database) -> None:
     register(db, "n1")
     db.run(lambda tx: registry.drain_node(tx, "n1"))
     register(db, "n1", slots=99)
-    row = db.read(lambda tx: registry.read_node(tx, "n1"))
+    row = node_row(db, "n1")
     assert row is not None and (row.slots, row.state) == (4, NodeState.DRAINING)
 
 
@@ -114,7 +119,7 @@ def test_t10_a_draining_node_gets_no_work_and_keeps_its_lease(db: Database) -> N
     assert not db.run(lambda tx: registry.renew_node(tx, "n1", LEASE))
     assert db.read(lambda tx: registry.live_node_ids(tx, {"n1"})) == set()
     db.run(lambda tx: registry.drain_node(tx, "n1"))
-    assert db.read(lambda tx: registry.read_node(tx, "n1")).state is NodeState.GONE  # type: ignore[union-attr]
+    assert node_row(db, "n1").state is NodeState.GONE  # type: ignore[union-attr]
 
 
 def test_c3_nodes_gone_for_long_are_forgotten(db: Database) -> None:
@@ -122,8 +127,8 @@ def test_c3_nodes_gone_for_long_are_forgotten(db: Database) -> None:
     register(db, "n1")
     register(db, "n2", lease=GONE)
     assert db.run(lambda tx: registry.forget_nodes(tx, tx.now_us())) == 1
-    assert db.read(lambda tx: registry.read_node(tx, "n2")) is None
-    assert db.read(lambda tx: registry.read_node(tx, "n1")) is not None
+    assert node_row(db, "n2") is None
+    assert node_row(db, "n1") is not None
 
 
 # -- assignments
@@ -288,5 +293,5 @@ def test_lock_capacity_serialises(db: Database) -> None:
 
     register(db, "counter", 0)
     assert together(*[lambda: [db.run(add) for _ in range(5)] for _ in range(4)]) == [[None] * 5] * 4
-    counter = db.read(lambda tx: registry.read_node(tx, "counter"))
+    counter = node_row(db, "counter")
     assert counter is not None and counter.slots == 20

@@ -310,7 +310,7 @@ def life(db: Database) -> None:
     run(lambda tx: jobs.want_epoch(tx, "j", 1))
     for final in (False, True):
         if final:
-            for s in [x.id for x in PLAN.source_subtasks()]:
+            for s in [x.id for x in PLAN.subtasks() if x.vertex in PLAN.sources]:
                 run(lambda tx, s=s: registry.exhausted_assignment(tx, "j", 1, s, f"t-{s}"))  # type: ignore[misc]
         look()
         epoch = read_job(db, "j").in_flight

@@ -30,7 +30,13 @@ def model(
         OperatorSpec("out", "sink", True, capability=sink.value),
     ]
     edges = [EdgeSpec("in", "count", Partitioning.HASH), EdgeSpec("count", "out", Partitioning.FORWARD)]
-    components = [Component("codec", "msgpack"), Component("source", "in"), Component("sink", "out"), Component("function", "count.key"), Component("state", "count.value")]
+    components = [
+        Component("codec", "msgpack"),
+        Component("source", "in"),
+        Component("sink", "out"),
+        Component("function", "count.key"),
+        Component("state", "count.value"),
+    ]
     return StreamModel("job", 1, guarantee, operators, edges, StreamComponents(components), [], parallelism=p)
 
 

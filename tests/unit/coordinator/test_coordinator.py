@@ -1,0 +1,137 @@
+"""The coordinator: a job that fails is set aside and stops no other, what is not needed any more is forgotten, and it sleeps meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.contract.store.stores import insert_job, manifest, read_job
+
+from millstream.testing.outside import SimDatabase, SimStorage
+from millstream.testing.world import Faults, SimChance, SimClock, World
+from millstream_coordinator.coordinator import FORGET_EVERY, HELD, NODES_KEPT_US, Coordinator
+from millstream_schema.hints import NoHints
+from millstream_schema.states import JobState
+from millstream_schema.store import epochs, registry
+from millstream_schema.store.migrate import create_schema
+
+DAY = NODES_KEPT_US
+
+
+class Unmoved:
+    """An actor that never stands still; for an actor the database may be away."""
+
+    def nap(self, where: str) -> None:
+        """Nothing happens."""
+
+
+class Rig:
+    """A coordinator that leads, with a clock the test moves."""
+
+    def __init__(self) -> None:
+        self.world = World(0, Faults())
+        self.db = SimDatabase(self.world, SimClock(self.world))
+        create_schema(self.db)
+        self.storage = SimStorage(self.world)
+        self.coordinator = self.another("c1")
+        self.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, 10 * DAY, "{}"))
+
+    def another(self, holder: str) -> Coordinator:
+        return Coordinator(self.db, NoHints(), SimClock(self.world), SimChance(self.world), lambda _url: self.storage, holder, 10_000)
+
+    def sweep(self, seconds: float = 1.1) -> float:
+        self.world.now += seconds
+        return self.coordinator.sweep()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.db.close()
+
+
+def test_one_failing_job_is_set_aside_and_stops_nothing(rig: Rig) -> None:
+    """B16, E18: its plan cannot be read; the job behind it is deployed all the same, and the row says what is wrong."""
+    insert_job(rig.db, "a-broken", JobState.PENDING, generation=0, plan="not a plan")
+    insert_job(rig.db, "b-whole", JobState.PENDING, generation=0)
+    wait = rig.sweep()
+    assert read_job(rig.db, "b-whole").state is JobState.DEPLOYING
+    broken = read_job(rig.db, "a-broken")
+    assert broken.state is JobState.PENDING and "please report" in broken.reason
+    assert (rig.coordinator.set_aside, rig.coordinator.defects) == (1, 1)
+    assert wait > 0, "a job that is set aside must not keep the sweep spinning"
+    rig.sweep()
+    assert rig.coordinator.set_aside == 1, "it is left alone for a while"
+    rig.sweep(HELD)
+    assert rig.coordinator.set_aside == 2
+
+
+def test_a_split_in_two_snapshots_ends_the_job(rig: Rig) -> None:
+    """A conflict is an error with a name, not a job that restarts for ever."""
+    whole = manifest("j")
+    from_reader = [s for s in whole.subtasks if s.subtask.startswith("in:")]
+    split = epochs.SplitState("in", "twice", None, 1, False)
+    twice = [type(s)(s.subtask, s.operators, s.segments, [split]) for s in from_reader]
+    rest = [s for s in whole.subtasks if not s.subtask.startswith("in:")]
+    damaged = type(whole)(**{**{f: getattr(whole, f) for f in whole.__struct_fields__}, "subtasks": [*rest, *twice], "splits": [split]})
+    insert_job(rig.db, "j", JobState.RESTARTING, newest_durable=7)
+    rig.db.run(lambda tx: epochs.write_manifest(tx, damaged))
+    rig.sweep()
+    row = read_job(rig.db, "j")
+    assert row.state is JobState.FAILED and "'twice'" in row.reason
+
+
+def test_t40_an_unreadable_newest_manifest_ends_the_job(rig: Rig) -> None:
+    """It is never passed over for an older one."""
+    insert_job(rig.db, "j", JobState.RESTARTING, newest_durable=7)
+    rig.db.run(lambda tx: epochs.write_manifest(tx, manifest("j", 6)))
+    rig.sweep()
+    row = read_job(rig.db, "j")
+    assert row.state is JobState.FAILED and "epoch 7" in row.reason
+
+
+def test_b5_b12_a_standby_decides_nothing(rig: Rig) -> None:
+    """Only the holder of the lease sweeps; when it is gone another takes over with a higher term."""
+    rig.sweep()
+    standby = rig.another("c2")
+    insert_job(rig.db, "j", JobState.PENDING, generation=0)
+    standby.sweep()
+    assert not standby.leading and read_job(rig.db, "j").state is JobState.PENDING
+    rig.world.now += 11
+    standby.sweep()
+    assert standby.leading and standby.term == 2 and read_job(rig.db, "j").state is JobState.DEPLOYING
+    rig.sweep(0.1)
+    assert not rig.coordinator.leading
+
+
+def test_b6_a_standby_that_shuts_down_leaves_the_lease_alone(rig: Rig) -> None:
+    """And the holder gives it back at once."""
+    rig.sweep()
+    standby = rig.another("c2")
+    standby.sweep()
+    standby.release()
+    assert rig.db.read(registry.read_lease)["holder"] == "c1"  # type: ignore[index]
+    rig.coordinator.release()
+    assert standby.renew() and standby.term == 2
+
+
+def test_rf12_a_read_error_stops_no_job(rig: Rig) -> None:
+    """The database is away: nothing is decided from it."""
+    insert_job(rig.db, "j", JobState.PENDING, generation=0)
+    rig.sweep()
+    rig.world.away["store"] = rig.world.now + 5
+    rig.world.current = Unmoved()
+    assert rig.sweep() > 0
+    rig.world.current = None
+    assert read_job(rig.db, "j").state is JobState.DEPLOYING
+
+
+def test_c3_nodes_that_are_gone_for_a_day_are_forgotten(rig: Rig) -> None:
+    """Each start has an id of its own: the table must not grow for ever."""
+    rig.db.run(lambda tx: registry.register_node(tx, "old", "n", 8, 1, "{}"))
+    rig.sweep(FORGET_EVERY + 1)
+    nodes = rig.db.tables.node
+    assert {r["id"] for r in rig.db.read(lambda tx: tx.rows(nodes.select()))} == {"n1", "old"}
+    rig.sweep(DAY / 1e6)
+    assert {r["id"] for r in rig.db.read(lambda tx: tx.rows(nodes.select()))} == {"n1"}
