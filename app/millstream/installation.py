@@ -32,10 +32,12 @@ VARIABLES = {
 class Installation(pydantic.BaseModel):
     """``database``: SQLAlchemy URL. ``transport``: ``unix:///dir``, ``redis://…`` or ``amqp://…``. ``checkpoints``: ``file:///shared`` or a database URL.
 
-    ``prefix`` starts the name of every table, queue, key and channel: two installations in one database and broker do not meet. ``lease_ms``: a node or coordinator that
-    could not renew for this long is taken for dead (default 10 s); ``poll_ms``: how often rows are read without a hint. What is derived from the lease unless given: ``renew_ms`` ≤ lease/3 (a
-    quarter: two renewals may be lost), ``idle_in_transaction_ms`` < lease/3 (a quarter: a stopped process must not keep a row), ``liveness_ms`` < lease (0.8: a subtask process that does not
-    answer its node is killed). ``channel_expiry_ms``: broker channels nobody uses go after this long (default 2 h, at least one).
+    ``prefix`` starts the name of every table, queue, key and channel: two installations in one database and broker do not meet. ``lease_ms``: a node or
+    coordinator that could not renew for this long is taken for dead (default 10 s); ``poll_ms``: how often rows are read without a hint.
+
+    Derived from the lease unless given: ``renew_ms`` ≤ lease/3 (a quarter: two renewals may be lost), ``idle_in_transaction_ms`` < lease/3 (a quarter: a
+    stopped process must not keep a row), ``liveness_ms`` < lease (0.8: a subtask process that does not answer its node is killed).
+    ``channel_expiry_ms``: broker channels nobody uses go after this long (default 2 h, at least one).
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -31,6 +31,7 @@ FORGET_EVERY = 600.0
 NODES_KEPT_US = 24 * 3600 * 1_000_000
 """How long the row of a node that is gone stays, for whoever looks for the cause of a failure."""
 MIN_TICK_US = 500_000
+TAKE_OVER_US = 20_000
 
 
 class Coordinator:
@@ -67,12 +68,15 @@ class Coordinator:
 
     def renew(self) -> bool:
         """Renew the lease, or take it over when it has expired; whether it is held."""
+        wait = self._lease_us / 3
         try:
-            self.term, self.leading = self._db.run(lambda tx: registry.take_lease(tx, self._holder, self._lease_us))
+            self.term, self.leading, left = self._db.run(lambda tx: registry.take_lease(tx, self._holder, self._lease_us))
+            if not self.leading:
+                wait = min(wait, left + TAKE_OVER_US)  # the moment another's lease runs out, its jobs need somebody
         except StoreError as exc:
             log.warning("coordinator lease not renewed", error=str(exc))
             self.leading = False
-        self._renew_at = self._clock.monotonic() + self._lease_us / 3e6
+        self._renew_at = self._clock.monotonic() + wait / 1e6
         return self.leading
 
     def tick(self) -> bool:

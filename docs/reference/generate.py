@@ -30,7 +30,6 @@ from millstream_schema.store.tables import SCHEMA_VERSION, tables
 ROOT = Path(__file__).resolve().parents[2]
 PART = re.compile(r"(<!-- (generated|include): ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
-UNUSED = "Validated only: no code of this version reads it."
 SETTINGS: Mapping[str, tuple[str, str]] = {
     "epoch_interval_ms": (
         "ms",
@@ -95,6 +94,13 @@ INSTALLATION: Mapping[str, tuple[str, str]] = {
         "A node or coordinator that could not renew for so long is taken for dead. Renewed every quarter (node) or third (coordinator)",
     ),
     "poll_ms": ("ms", "How often rows are read without a hint"),
+    "renew_ms": ("ms", "How often a node renews. A quarter of the lease when not given, at most a third: two renewals may be lost"),
+    "idle_in_transaction_ms": (
+        "ms",
+        "Limit of locks and idle transactions. A quarter of the lease when not given, below a third: a stopped process must not keep a row",
+    ),
+    "liveness_ms": ("ms", "A subtask process silent for this long is killed by its node. 0.8 of the lease when not given, below it"),
+    "channel_expiry_ms": ("ms", "Broker channels that nobody uses go after this long; at least an hour"),
 }
 TABLES: Mapping[str, str] = {
     "schema": "One row: the schema's version, and whether a migration is under way (`MIGRATING`, `READY`).",

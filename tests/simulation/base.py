@@ -129,7 +129,7 @@ class Workload:
             left = [s for s in self.target.staged() if s.job == self.job]
             assert not left, f"seed {self.seed}: {row.state} left staged output: {left}"
 
-    def until(self, moment: float, what: str) -> None:
+    def pass_time(self, moment: float, what: str) -> None:
         """Run to a moment, checking invariants."""
 
         def reached() -> bool:

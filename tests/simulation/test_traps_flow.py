@@ -159,7 +159,7 @@ def test_t23_repeated_frames_make_one_snapshot_per_epoch(scene: Make) -> None:
     """Every frame comes twice, barriers too: one snapshot per subtask and epoch, and every record counts once."""
     job = scene()
     send = job.sim.network.send
-    job.sim.network.send = lambda queue, frame: (send(queue, frame), send(queue, frame))  # type: ignore[assignment,func-returns-value]
+    job.sim.network.send = lambda queue, frame: (send(queue, frame), send(queue, frame))  # type: ignore[assignment]
     job.until_durable(4)
     for child in job.children("count"):
         assert child.runner.counters["snapshots"] <= job.row.next_epoch - 1

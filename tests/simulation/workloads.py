@@ -237,7 +237,7 @@ class Drained(Workload):
             if life:
                 self.sim.resume(self.job, self.submission())
             at = max(moment, self.sim.world.now + 2)
-            self.until(at, "the moment to drain")
+            self.pass_time(at, "the moment to drain")
             self.stop(Desired.DRAIN)
             self.finish()
 
@@ -274,7 +274,7 @@ class Lives(Rolling):
         self.start(parallelism=parallelism[0])
         for life in range(self.rng.randint(1, 3)):
             then = world.now + 1 + self.rng.random() * 5
-            self.until(then, "the next ending")
+            self.pass_time(then, "the next ending")
             if self.sim.state(self.job).ended:
                 break
             self.end(self.rng.choice(("cancel", "drain", "suspend", "export", "move")), f"sp-{self.seed}-{life}", parallelism[life + 1])

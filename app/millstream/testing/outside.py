@@ -88,7 +88,7 @@ class SimStorage:
             raise StorageUnavailable(f"{key}: cannot be reached (simulated)")
 
     def put(self, key: str, data: bytes) -> Handle:
-        self._world.stumble("before a snapshot is stored")
+        self._world.stumble("before a snapshot is stored", 10)
         self._reach(key)
         if self.blobs.get(key, data) != data:
             self._world.probes["segment written twice with other content"] += 1
@@ -109,7 +109,7 @@ class SimStorage:
         return Handle(key, handle.size, handle.checksum)
 
     def delete(self, keys: Sequence[str]) -> None:
-        self._world.stumble("before snapshots are deleted")
+        self._world.stumble("before snapshots are deleted", 10)
         for key in keys:
             self.blobs.pop(key, None)
 
@@ -127,7 +127,7 @@ class SimTarget(CollectTarget):
 
     def _reach(self, where: str) -> None:
         w = self._world
-        w.stumble(where)
+        w.stumble(where, 10)
         if not w.reachable("target") or w.strikes(w.faults.target, "target: unavailable"):
             raise StoreUnavailable("the target cannot be reached (simulated)")
 
@@ -178,7 +178,7 @@ class UpsertTarget:
 
     def upsert(self, context: ConnectorContext, rows: dict[Any, Any]) -> None:
         w = self._world
-        w.stumble("before an upsert")
+        w.stumble("before an upsert", 10)
         if not w.reachable("target") or w.strikes(w.faults.target, "target: unavailable"):
             raise StoreUnavailable("the target cannot be reached (simulated)")
         self._check(context)

@@ -124,10 +124,10 @@ class World:
         self.probes[probe] += 1
         return True
 
-    def stumble(self, where: str) -> None:
-        """The running actor may stand still here, between having looked and doing. One at a time."""
+    def stumble(self, where: str, weight: float = 1.0) -> None:
+        """The running actor may stand still here, between having looked and doing. One at a time. ``weight``: above 1 for what is rare."""
         actor = self.current
-        if actor is not None and not self._asleep and self.strikes(self.faults.nap, f"nap: {where}"):
+        if actor is not None and not self._asleep and self.strikes(self.faults.nap * weight, f"nap: {where}"):
             actor.nap(where)
 
     def reachable(self, what: str) -> bool:

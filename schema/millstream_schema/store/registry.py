@@ -28,8 +28,8 @@ def read_term(tx: Transaction) -> int:
     return 0 if row is None else int(row["term"])
 
 
-def take_lease(tx: Transaction, holder: str, lease_us: int) -> tuple[int, bool]:
-    """Renew the lease if ``holder`` has it, take it over (term + 1) if it has *expired*; (term, held). Never takes a live one."""
+def take_lease(tx: Transaction, holder: str, lease_us: int) -> tuple[int, bool, int]:
+    """Renew the lease if ``holder`` has it, take it over (term + 1) if it has *expired*; (term, held, µs until it expires). Never takes a live one."""
     t = tx.t.coordinator
     tx.insert_or_nothing(t, id=COORDINATOR, holder="", term=0, expires_us=0, ticked_us=0, rev=0)
     row = read_lease(tx, lock=True)
@@ -38,11 +38,11 @@ def take_lease(tx: Transaction, holder: str, lease_us: int) -> tuple[int, bool]:
     term = int(row["term"])
     if row["holder"] == holder and row["expires_us"] > now:
         tx.update(t, t.c.id == COORDINATOR, t.c.holder == holder, expires_us=now + lease_us)
-        return term, True
+        return term, True, lease_us
     if row["expires_us"] > now:
-        return term, False
+        return term, False, int(row["expires_us"]) - now
     tx.update(t, t.c.id == COORDINATOR, t.c.term == term, holder=holder, term=term + 1, expires_us=now + lease_us)
-    return term + 1, True
+    return term + 1, True, lease_us
 
 
 def release_lease(tx: Transaction, holder: str) -> bool:

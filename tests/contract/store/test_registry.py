@@ -18,7 +18,7 @@ GONE = -1
 
 
 def take(db: Database, holder: str, lease: int = LEASE) -> tuple[int, bool]:
-    return db.run(lambda tx: registry.take_lease(tx, holder, lease))
+    return db.run(lambda tx: registry.take_lease(tx, holder, lease))[:2]
 
 
 # -- the coordinator's lease

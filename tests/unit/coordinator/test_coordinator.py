@@ -11,6 +11,7 @@ from millstream.testing.outside import SimDatabase, SimStorage
 from millstream.testing.world import Faults, SimChance, SimClock, World
 from millstream_coordinator.coordinator import FORGET_EVERY, HELD, NODES_KEPT_US, Coordinator
 from millstream_schema.hints import NoHints
+from millstream_schema.manifest import SplitState
 from millstream_schema.states import JobState
 from millstream_schema.store import epochs, registry
 from millstream_schema.store.migrate import create_schema
@@ -71,7 +72,7 @@ def test_a_split_in_two_snapshots_ends_the_job(rig: Rig) -> None:
     """A conflict is an error with a name, not a job that restarts for ever."""
     whole = manifest("j")
     from_reader = [s for s in whole.subtasks if s.subtask.startswith("in:")]
-    split = epochs.SplitState("in", "twice", None, 1, False)
+    split = SplitState("in", "twice", None, 1, False)
     twice = [type(s)(s.subtask, s.operators, s.segments, [split]) for s in from_reader]
     rest = [s for s in whole.subtasks if not s.subtask.startswith("in:")]
     damaged = type(whole)(**{**{f: getattr(whole, f) for f in whole.__struct_fields__}, "subtasks": [*rest, *twice], "splits": [split]})
