@@ -46,7 +46,7 @@ lint: $(STAMP) ## ruff, formatting, types, import arrows
 
 test: $(STAMP) ## lint and all tiers; starts or installs the servers it needs
 	@$(PY) -m tests.support.services ensure
-	@$(PY) -m tests.support.tiers lint architecture unit contract simulation integration acceptance -- $(ARGS); code=$$?; \
+	@$(PY) -m tests.support.tiers lint architecture unit contract migration simulation integration acceptance -- $(ARGS); code=$$?; \
 	  $(PY) -m tests.support.services stop; exit $$code
 
 soak: $(STAMP) ## one job under load and faults for MINUTES (60)

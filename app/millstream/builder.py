@@ -23,6 +23,7 @@ from millstream_schema.model import (
     StreamComponents,
     StreamModel,
     StreamRequirement,
+    changed_edge,
 )
 from millstream_schema.pipeline import Pipeline
 from millstream_schema.values import TypeRegistry
@@ -128,13 +129,7 @@ class JobBuilder:
 
     def edge_config(self, changes: dict[str, Any]) -> EdgeConfig:
         """The defaults with ``changes``. Raises ConfigurationError for a field that does not exist or has a wrong type."""
-        unknown = sorted(set(changes) - set(EdgeConfig.__struct_fields__))
-        if unknown:
-            raise ConfigurationError(f"an edge has no setting {', '.join(unknown)}; known: {', '.join(EdgeConfig.__struct_fields__)}")
-        try:
-            return msgspec.convert({**msgspec.to_builtins(self._edge_defaults), **changes}, EdgeConfig)
-        except msgspec.ValidationError as exc:
-            raise ConfigurationError(f"an edge setting has a wrong value: {exc}") from None
+        return changed_edge(self._edge_defaults, changes)
 
     def _fresh(self, kind: str) -> str:
         self._counts[kind] = self._counts.get(kind, 0) + 1

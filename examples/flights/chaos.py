@@ -122,7 +122,7 @@ def run(broker_kind: str, faults: int, seconds: float, home: Path) -> int:
             console.print(f"two workers and beat run over {broker_kind} and PostgreSQL of their own ({time.monotonic() - began:.1f} s)")
             pace = min(1_000_000, int(max(1, faults) * seconds * 1e6 / (RECORDS / 2)))
             config: dict[str, Any] = {"path": str(table), "target": target, "pace_us": pace}
-            job = cluster.jobs.submit("flights", config=config, settings=settings(cluster.lease_ms, source_batch=20)).id
+            job = cluster.jobs.submit("flights", config=config, settings=settings(source_batch=20)).id
             Chaos(cluster, broker, job, target).run(faults)
             cluster.finished(job, timeout=faults * seconds + 300)
             status = cluster.jobs.status(job)

@@ -165,7 +165,7 @@ def test_subtasks_that_import_for_longer_than_the_lease_start(tmp_path: Path, ow
     budget = RestartPolicy(kind="fixed", delay_ms=50, failures=0)
     assert SECONDS > 1.5
     with DevCluster("tests.acceptance.slow_pipelines:pipelines", directory=tmp_path, nodes=1, lease_ms=1500, spares=0, slots=6) as cluster:
-        job = cluster.submit("traffic", config=config, settings=settings(1500, restart=budget))
+        job = cluster.submit("traffic", config=config, settings=settings(restart=budget))
         row = cluster.wait(job, 60)
     assert row.state == "FINISHED", row.reason
     rolling, _ = answer({0: 50, 1: 50})

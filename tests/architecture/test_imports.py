@@ -82,7 +82,12 @@ def test_imports_inside_functions_are_for_optional_extras_only() -> None:
     """What is always installed is imported at the top, where a reader and a checker see it."""
     extras = {"redis", "hiredis", "amqp", "kombu", "psycopg", "pymysql", "flower", "tornado", "django", "flask"}
     # Our own doors to those, opened only by a process that was told to use them.
-    doors = ("millstream_tasks.channels.redis", "millstream_tasks.channels.rabbitmq", "millstream_tasks.snapshots.sql", "millstream.messages")
+    doors = (
+        "millstream_tasks.channels.redis",
+        "millstream_tasks.channels.rabbitmq",
+        "millstream_tasks.snapshots.sql",
+        "millstream.messages",
+    )
     wrong = [
         f"{module.path.relative_to(ROOT)}:{found.line} {found.name}"
         for module in production()

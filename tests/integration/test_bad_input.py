@@ -391,8 +391,8 @@ def kinds(p: Pipeline, kind: str) -> dict[str, Any]:
         (lambda p: edges(p, partitioning="ZIGZAG"), ("'numbers->same': unknown partitioning 'ZIGZAG'", "REBALANCE")),
         (lambda p: edges(p, value_type="Flight"), ("value type 'Flight'", "register_type")),
         (lambda p: edges(p, source="nowhere"), ("there is no operator 'nowhere'",)),
-        (lambda p: edges(p, config=EdgeConfig(codec="pickle")), ("unknown codec 'pickle'", "msgpack, json")),
-        (lambda p: edges(p, config=EdgeConfig(compression="rar")), ("unknown compression 'rar'", "zstd")),
+        (lambda p: edges(p, config=EdgeConfig(codec="pickle")), ("unknown codec 'pickle'", "msgpack, json")),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda p: edges(p, config=EdgeConfig(compression="rar")), ("unknown compression 'rar'", "zstd")),  # type: ignore[arg-type]  # wrong on purpose
         (lambda p: kinds(p, "teleport"), ("'same': unknown kind 'teleport'", "flat_map")),
         (lambda _: {"shard_count": 0}, ("shard_count must be at least 1, not 0",)),
         (lambda _: {"name": "a b"}, ("job name 'a b' must match",)),
@@ -418,7 +418,7 @@ def sizes(job: JobBuilder) -> DataStream:
     [
         (lambda job: sizes(job).key_by(int).tumbling(0), "window size_ms must be a positive whole number of milliseconds, not 0"),
         (lambda job: sizes(job).key_by(int).tumbling(-5), "window size_ms must be a positive whole number of milliseconds, not -5"),
-        (lambda job: sizes(job).key_by(int).tumbling(1.5), "window size_ms must be a positive whole number of milliseconds, not 1.5"),
+        (lambda job: sizes(job).key_by(int).tumbling(1.5), "window size_ms must be a positive whole number of milliseconds, not 1.5"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda job: sizes(job).key_by(int).sliding(10, 0), "window slide_ms must be a positive whole number of milliseconds, not 0"),
         (lambda job: sizes(job).key_by(int).sliding(10, -1), "window slide_ms must be a positive whole number of milliseconds, not -1"),
         (lambda job: sizes(job).key_by(int).session(0), "session gap_ms must be a positive whole number of milliseconds, not 0"),
@@ -430,10 +430,10 @@ def sizes(job: JobBuilder) -> DataStream:
         (lambda job: numbers(job).edge(capasity=1), "an edge has no setting capasity; known: capacity"),
         (lambda job: numbers(job).edge(capacity="big"), "an edge setting has a wrong value"),
         (lambda job: job.edges(mode="TELEPATHY"), "an edge setting has a wrong value"),
-        (lambda job: numbers(job).map(int, uid=7), "uid of a map must be a text, not 7"),
-        (lambda job: numbers(job).map(int, uid="m", parallelism="2"), "parallelism of map 'm' must be a whole number, not '2'"),
+        (lambda job: numbers(job).map(int, uid=7), "uid of a map must be a text, not 7"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda job: numbers(job).map(int, uid="m", parallelism="2"), "parallelism of map 'm' must be a whole number, not '2'"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda job: job.source(sink(), uid="s"), "is not a source"),
-        (lambda job: numbers(job).sink_to(print, uid="s"), "is not a sink"),
+        (lambda job: numbers(job).sink_to(print, uid="s"), "is not a sink"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_a_wrong_argument_is_refused_where_it_is_written(installation: Installation, build: Build, told: str) -> None:
@@ -463,7 +463,9 @@ def test_a_size_below_one_is_refused_when_submitted(installation: Installation, 
 
 
 @pytest.mark.parametrize(
-    "field", [f for f in StreamSettings.__struct_fields__ if f.endswith("_ms") and f not in ("min_pause_ms", "epoch_interval_ms")] + ["retained", "source_batch"]
+    "field",
+    [f for f in StreamSettings.__struct_fields__ if f.endswith("_ms") and f not in ("min_pause_ms", "epoch_interval_ms")]
+    + ["retained", "source_batch"],
 )
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_setting_below_one_is_refused(jobs: Jobs, installation: Installation, field: str, value: int) -> None:

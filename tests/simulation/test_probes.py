@@ -78,7 +78,9 @@ def test_a_run_replays_whatever_the_hash_seed() -> None:
 
     def run(hash_seed: str) -> str:
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        return subprocess.run([sys.executable, "-c", script], cwd=root, env=env, capture_output=True, text=True, check=True, timeout=100).stdout
+        return subprocess.run(
+            [sys.executable, "-c", script], cwd=root, env=env, capture_output=True, text=True, check=True, timeout=100
+        ).stdout
 
     first = run("1")
     assert first == run("2")

@@ -44,6 +44,7 @@ TIERS: Mapping[str, Tier] = {
     "unit": Tier("tests/unit", processes=2),
     "contract": Tier("tests/contract", processes=2, options=NOT_DOCKER),
     "simulation": Tier("tests/simulation", processes=2),
+    "migration": Tier("tests/migration", processes=2),
     "integration": Tier("tests/integration", processes=2, options=NOT_DOCKER),
     # Real processes with kills and leases: two at once on a small machine would test its scheduler.
     "acceptance": Tier("tests/acceptance", options=NOT_DOCKER),
