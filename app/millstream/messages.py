@@ -6,6 +6,7 @@ that anything depends on. When the broker is away hints are dropped, rows go on 
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections import deque
@@ -19,10 +20,12 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 from millstream_schema.control import Deployment
 from millstream_schema.hints import JobHint, NodeHint
+from millstream_schema.ports import SystemClock
 
 log = structlog.get_logger(__name__)
 OUTBOX = 1000
 EXPIRES = 60
+FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0
 QUEUE_EXPIRES = 3600.0
 TICK, ADVANCE, SUBTASK = "millstream.tick", "millstream.advance", "millstream.subtask"
 
@@ -45,6 +48,8 @@ class CeleryMessages:
         self._outbox: deque[tuple[str, Any]] = deque(maxlen=OUTBOX)
         self._ready = threading.Event()
         self._closed = False
+        self._stopping = threading.Event()
+        self._clock = SystemClock()
         self._threads: list[threading.Thread] = []
         self.dropped = 0
 
@@ -91,14 +96,17 @@ class CeleryMessages:
 
     def _forever(self, name: str, loop: Callable[[], None]) -> None:
         """Run a loop, again with a pause after the broker failed it."""
-        pause = threading.Event()
+        pause = FIRST_PAUSE
         while not self._closed:
+            began = self._clock.monotonic()
             try:
                 loop()
             except Exception as exc:  # whatever kombu's transports raise: hints may be lost, the loop may not
                 if not self._closed:
                     log.warning("broker lost; hints pause", thread=name, error=type(exc).__name__)
-                    pause.wait(0.5)
+                    gc.collect()  # kombu's Redis transport keeps an epoll descriptor in a reference cycle for each failed try
+                    pause = FIRST_PAUSE if self._clock.monotonic() - began > LAST_PAUSE else min(pause * 2, LAST_PAUSE)
+                    self._stopping.wait(pause)
 
     def _connection(self) -> Connection:
         return self._app.connection_for_write(connect_timeout=5)
@@ -186,6 +194,7 @@ class CeleryMessages:
 
     def close(self) -> None:
         self._closed = True
+        self._stopping.set()
         self._ready.set()
         for thread in self._threads:
             thread.join(3)

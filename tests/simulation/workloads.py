@@ -260,6 +260,9 @@ class Drained(Workload):
         visible_is(self, Counter(r for r in taken if r[2] % 2), "odd")
 
 
+ENDINGS = ("suspend", "cancel", "move", "drain", "export")
+
+
 class Lives(Rolling):
     """One result over several lives: the job is ended in all ways at any moment and goes on with another parallelism, as itself or as a new job of its savepoint."""
 
@@ -277,7 +280,7 @@ class Lives(Rolling):
             self.pass_time(then, "the next ending")
             if self.sim.state(self.job).ended:
                 break
-            self.end(self.rng.choice(("cancel", "drain", "suspend", "export", "move")), f"sp-{self.seed}-{life}", parallelism[life + 1])
+            self.end(ENDINGS[(self.seed + 2 * life) % len(ENDINGS)], f"sp-{self.seed}-{life}", parallelism[life + 1])
         self.finish()
 
     def end(self, how: str, savepoint: str, parallelism: int) -> None:
