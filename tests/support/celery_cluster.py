@@ -66,6 +66,26 @@ def eventually(what: str, look: Callable[[], Any], timeout: float = 60.0, every:
     raise TimeoutError(f"not within {timeout:.0f} s: {what}{problem}")
 
 
+def marked() -> list[tuple[psutil.Process, str]]:
+    """Every live process of any cluster, with its mark: ``{pid of its test run}:{when that started}:{random}``."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            mark = process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
+            if mark:
+                found.append((process, mark))
+    return found
+
+
+def sweep() -> None:
+    """End what a killed test run left behind; safe beside other runs."""
+    for process, mark in marked():
+        owner, started = mark.split(":")[:2] if mark.count(":") == 2 else ("0", "0")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not psutil.pid_exists(int(owner)) or f"{psutil.Process(int(owner)).create_time():.2f}" != started:
+                process.kill()
+
+
 @dataclass
 class Program:
     """One thing a service manager would keep running. ``down``: it is meant to be off."""
@@ -104,7 +124,7 @@ class CeleryCluster:
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
-        self.mark = secrets.token_hex(8)
+        self.mark = f"{os.getpid()}:{psutil.Process().create_time():.2f}:{secrets.token_hex(4)}"
         self.installation = Installation(
             database=self.database_url, transport=self.transport or self.broker, checkpoints=self.checkpoints or (self.home / "checkpoints").as_uri(),
             prefix=self.prefix, lease_ms=self.lease_ms, poll_ms=200,
@@ -140,6 +160,7 @@ class CeleryCluster:
 
     def start(self) -> Self:
         """Start everything; returns when every worker's node has registered."""
+        sweep()
         create_schema(self.database)
         self.jobs = Jobs(self.installation, self._registry)
         for name in self.programs:
@@ -215,12 +236,7 @@ class CeleryCluster:
 
     def members(self) -> list[psutil.Process]:
         """Every live process of this cluster: each inherits the mark."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
+        return [process for process, mark in marked() if mark == self.mark]
 
     def main(self, name: str) -> psutil.Process:
         """The main process of a program, which runs."""
