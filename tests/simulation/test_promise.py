@@ -24,3 +24,10 @@ def test_what_is_visible_equals_a_run_without_failures(workload: str, seed: int)
     except AssertionError as exc:
         raise AssertionError(f"{exc}\nreplay: python -m tests.simulation.replay --workload {workload} --seed {seed} --trace") from exc
     assert met
+
+
+@pytest.mark.parametrize("workload", list(WORKLOADS))
+def test_without_failures_the_job_lives_long_enough_to_mean_something(workload: str) -> None:
+    """Fifteen simulated seconds and eight epochs at least (the run asserts it), and no restart."""
+    met = one(workload, 0, 0.0)
+    assert not [probe for probe in met if probe.startswith("restart")]

@@ -238,6 +238,8 @@ class Drained(Workload):
                 self.sim.resume(self.job, self.submission())
             at = max(moment, self.sim.world.now + 2)
             self.pass_time(at, "the moment to drain")
+            if life:
+                self.sim.run_until(lambda: any(r[0] == "b" for r in self.target.values("dealt")), 60, "something of the endless source")
             self.stop(Desired.DRAIN)
             self.finish()
 

@@ -43,6 +43,11 @@ class Faults:
     away: float = 0.0
     skew_ms: int = 0
 
+    @property
+    def calm(self) -> bool:
+        """Whether nothing ever goes wrong."""
+        return self == Faults(until=self.until)
+
     @staticmethod
     def drawn(seed: int, until: float, strength: float = 1.0) -> Faults:
         """A mix of faults that depends on the seed: a run with few kinds goes deeper into each than a run with all of them."""

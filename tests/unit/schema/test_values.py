@@ -207,6 +207,7 @@ def columns(draw: st.DrawFn) -> list[Any]:
 REGISTRY = make_registry()
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # hypothesis describing its own strategy
 @settings(max_examples=400, deadline=None)
 @given(columns())
 def test_every_column_comes_back_exactly(values: list[Any]) -> None:
