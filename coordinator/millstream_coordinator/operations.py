@@ -48,6 +48,8 @@ def compiled(
 ) -> tuple[StreamModel, PartitionedPlan]:
     """Plan; raises JobInvalid with everything that is wrong: connectors, model and settings at once."""
     problems = [*pipeline.problems, *settings.problems(), *_change_problems(parallelism, overrides)]
+    if settings.epoch_interval_ms == 0 and pipeline.model.guarantee is not Guarantee.BEST_EFFORT:
+        problems.append(f"epoch_interval_ms is 0 (no epochs): {pipeline.model.guarantee} needs them; only BEST_EFFORT works without")
     try:
         model, plan = planned(pipeline, parallelism, overrides)
     except JobInvalid as exc:
@@ -57,8 +59,6 @@ def compiled(
         raise JobInvalid([*problems, f"override for operator {exc.args[0]!r}: there is no such operator; known: {known}"]) from None
     except msgspec.ValidationError as exc:
         raise JobInvalid([*problems, f"an override of edge settings has a wrong value: {exc}"]) from None
-    if settings.epoch_interval_ms == 0 and model.guarantee is not Guarantee.BEST_EFFORT:
-        problems.append(f"epoch_interval_ms is 0 (no epochs): {model.guarantee} needs them; only BEST_EFFORT works without")
     if problems:
         raise JobInvalid(problems)
     return model, plan

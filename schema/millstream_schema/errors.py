@@ -54,7 +54,7 @@ class JobInvalid(MillstreamError):
     """A job's model cannot run. ``problems`` holds one sentence per thing that is wrong."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(dict.fromkeys(problems))  # two checks may find the same
         super().__init__("the job is invalid:\n" + "\n".join(f"  - {p}" for p in self.problems))
 
 
