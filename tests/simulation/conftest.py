@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from tests.simulation.replay import quiet
 from tests.simulation.scene import Scene
 
 from millstream.testing.simulation import Faults
+
+gc.set_threshold(100_000, 50, 50)  # runs make few cycles and very many short-lived values: a tenth of the tier's time
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ class Rolling(Workload):
     """A keyed rolling count over three splits at parallelism two: per key exactly 1..n."""
 
     name = "rolling"
-    seeds = 40
+    seeds = 36
     splits: ClassVar[int] = 3
     per_split: ClassVar[int] = 300
     rate: ClassVar[float] = 20.0
@@ -99,7 +99,7 @@ class Windows(Timed):
     """Tumbling windows over several splits, out of order within the bound: exact results, nothing late."""
 
     name = "windows"
-    seeds = 35
+    seeds = 30
 
     def define(self, job: JobBuilder) -> None:
         windows = self.source(job).key_by(lambda r: r[0]).tumbling(1000, offset_ms=250, late_tag="late")
@@ -149,7 +149,7 @@ class Sessions(Timed):
     """Sliding and session windows, and a process function with both kinds of timers, from one source."""
 
     name = "sessions"
-    seeds = 25
+    seeds = 22
     gap: ClassVar[int] = 260
 
     def define(self, job: JobBuilder) -> None:
@@ -208,8 +208,8 @@ class Drained(Workload):
     """A bounded and an unbounded source as one, broadcast, dealt and sorted with side outputs; drained in the middle."""
 
     name = "drained"
-    least_epochs = 2
-    seeds = 30
+    least_under_faults = 2
+    seeds = 28
     bounded: ClassVar[int] = 80
 
     def define(self, job: JobBuilder) -> None:
@@ -269,7 +269,7 @@ class Lives(Rolling):
     """One result over several lives: the job is ended in all ways at any moment and goes on with another parallelism, as itself or as a new job of its savepoint."""
 
     name = "lives"
-    seeds = 35
+    seeds = 34
     nodes = 3
     per_split = 340
     parallelism = 1
@@ -333,7 +333,7 @@ class AtLeastOnce(Workload):
 
     name = "at-least-once"
     guarantee = Guarantee.AT_LEAST_ONCE
-    seeds = 15
+    seeds = 14
 
     def value(self, split: int, position: int) -> tuple[int, int]:
         return split, position
@@ -393,7 +393,7 @@ class Discovered(Workload):
     """Splits that appear while the job runs and fails: each is read once; drained when all is there."""
 
     name = "discovered"
-    seeds = 15
+    seeds = 16
     most: ClassVar[int] = 10
 
     def define(self, job: JobBuilder) -> None:
