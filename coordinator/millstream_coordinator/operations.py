@@ -134,6 +134,8 @@ class Operations:
                 wanted = savepoint if desired is Desired.SUSPEND else row.wanted_savepoint if desired is Desired.DRAIN else ""
                 jobs.update_job(tx, row, desired=desired, wanted_savepoint=wanted)
                 jobs.add_history(tx, job, "asked", desired.lower())
+                if row.wanted_savepoint and row.wanted_savepoint != wanted:
+                    jobs.add_history(tx, job, "savepoint", f"{row.wanted_savepoint} was not taken: {desired.lower()} came first")
             return _locked(tx, job)
 
         return self._db.run(work)

@@ -456,7 +456,8 @@ class SubtaskRunner:
                 return found is not None
         if trigger.kind is EpochKind.DRAIN:
             self._nothing_to_read(self._env.clock.monotonic())
-        self._take_splits(trigger.splits, trigger.splits_complete)
+        if not source.truncated:  # what is found after DRAIN began is for whoever resumes
+            self._take_splits(trigger.splits, trigger.splits_complete)
         self._pending = None
         self.alignment.finish(trigger.epoch)
         if trigger.kind.terminal:
