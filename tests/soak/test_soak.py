@@ -16,7 +16,7 @@ def test_resident_memory_stays_where_it_is_under_load() -> None:
     """The job's counts are exact after the run; after 30 minutes and more, the last two thirds grow by at most 1 % in ten minutes."""
     minutes = float(os.environ.get("MILLSTREAM_SOAK_MINUTES", "30"))
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "soak", "--minutes", str(minutes)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.soak", "--minutes", str(minutes)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     sys.stdout.write(run.stderr)
     assert run.returncode == 0, run.stderr
