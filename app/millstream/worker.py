@@ -141,6 +141,7 @@ class NodeKeeper:
             return
         if process.stdin is not None:
             process.stdin.close()
+        process.terminate()  # pool children forked meanwhile may hold the pipe open
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:

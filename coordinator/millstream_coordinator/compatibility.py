@@ -49,6 +49,17 @@ def _state_differences(operator: str, old: Mapping[str, object], new: Mapping[st
     return found + [f"operator {operator!r}: state {n!r} was {old[n]} and is {new[n]}" for n in old if n in new and old[n] != new[n]]
 
 
+def orphaned_output(manifest: EpochManifest, new: StreamModel, renames: Mapping[str, str]) -> list[str]:
+    """Sinks whose uncommitted output nobody of ``new`` would commit: refused however lenient the restore, for it would never become visible."""
+    sinks = {op.id for op in new.operators if op.kind == "sink"}
+    held = sorted({c.operator for c in manifest.committables()})
+    return [
+        f"sink {o!r} has uncommitted output and is gone or renamed: finish it first with `millstream jobs commit` of the job it belongs to"
+        for o in held
+        if o not in sinks or renames.get(o, o) != o
+    ]
+
+
 def repeats_effects(manifest: EpochManifest, newest_committed: int, guarantee: Guarantee) -> str | None:
     """Why restoring would make effects visible twice, or None."""
     if guarantee is Guarantee.STRICT_EXACTLY_ONCE and manifest.epoch < newest_committed:
@@ -59,4 +70,4 @@ def repeats_effects(manifest: EpochManifest, newest_committed: int, guarantee: G
     return None
 
 
-__all__ = ["differences", "repeats_effects"]
+__all__ = ["differences", "orphaned_output", "repeats_effects"]

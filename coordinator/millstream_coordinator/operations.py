@@ -22,7 +22,7 @@ from millstream_schema.store import epochs, jobs
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.rows import JobRow
 
-from .compatibility import differences, repeats_effects
+from .compatibility import differences, orphaned_output, repeats_effects
 from .status import describe
 
 
@@ -126,11 +126,13 @@ class Operations:
                 if row.desired is desired:
                     return row
                 raise JobConflict(f"job {row.name!r} is {row.state} already; there is nothing to {desired.lower()}")
+            if row.state is JobState.STOPPING and row.desired is not desired and desired is not Desired.CANCEL:
+                raise JobConflict(f"job {row.name!r} is ending ({row.reason}): wait for it")
             if row.desired is not Desired.RUN and row.desired is not desired and desired is not Desired.CANCEL:
                 raise JobConflict(f"job {row.name!r} is being ended by {row.desired}; only cancel can overtake it")
             if desired is not row.desired:
-                if desired is Desired.SUSPEND and (taken := epochs.read_savepoint(tx, savepoint)) is not None:
-                    raise JobConflict(f"savepoint {savepoint!r} exists already (of job {taken['job']}): choose another id")
+                if desired is Desired.SUSPEND:
+                    _free_savepoint(tx, savepoint)
                 wanted = savepoint if desired is Desired.SUSPEND else row.wanted_savepoint if desired is Desired.DRAIN else ""
                 jobs.update_job(tx, row, desired=desired, wanted_savepoint=wanted)
                 jobs.add_history(tx, job, "asked", desired.lower())
@@ -155,6 +157,7 @@ class Operations:
                 raise JobConflict(f"job {row.name!r} is ending or has ended ({row.state}): resume it first")
             if row.wanted_savepoint:
                 raise JobConflict(f"savepoint {row.wanted_savepoint} of job {row.name!r} is still being taken: wait for it")
+            _free_savepoint(tx, savepoint)
             jobs.update_job(tx, row, wanted_savepoint=savepoint)
             return _locked(tx, job)
 
@@ -167,7 +170,7 @@ class Operations:
         def work(tx: Transaction) -> JobRow:
             row = _locked(tx, job)
             if not row.state.ended:
-                if row.desired is Desired.RUN:
+                if row.desired is Desired.RUN and row.state is not JobState.STOPPING:
                     return row
                 raise JobConflict(f"job {row.name!r} is still ending ({row.desired}): wait for it")
             other = jobs.live_job(tx, _live_name(row.namespace, row.name))
@@ -178,6 +181,11 @@ class Operations:
                 found = differences(manifest, msgspec.json.decode(row.model, type=StreamModel), model, changes.renames)
                 if found and not changes.lenient:
                     raise RestoreRefused(found)
+                if row.newest_committed < row.newest_durable and (lost := orphaned_output(manifest, model, changes.renames)):
+                    raise RestoreRefused(lost)
+                why = repeats_effects(manifest, jobs.committed_after_savepoints_of(tx, row.id), model.guarantee)
+                if why is not None and not changes.repeat_effects:
+                    raise RestoreRefused([why])
             values = _new_job(changes, model, plan)
             kept = {k: v for k, v in values.items() if k in _RESUMED}
             if manifest is not None:
@@ -258,6 +266,14 @@ def _found(tx: Transaction, job: str) -> JobRow:
     return row
 
 
+def _free_savepoint(tx: Transaction, savepoint: str) -> None:
+    """Raises JobConflict when the id is taken, or wanted by a live job."""
+    if (taken := epochs.read_savepoint(tx, savepoint)) is not None:
+        raise JobConflict(f"savepoint {savepoint!r} exists already (of job {taken['job']}): choose another id")
+    if (wanted := epochs.savepoint_wanted_by(tx, savepoint)) is not None:
+        raise JobConflict(f"savepoint {savepoint!r} is being taken of job {wanted}: choose another id")
+
+
 def _checked_savepoint(tx: Transaction, s: Submission, model: StreamModel) -> EpochManifest:
     row = epochs.read_savepoint(tx, s.savepoint)
     if row is None:
@@ -270,7 +286,10 @@ def _checked_savepoint(tx: Transaction, s: Submission, model: StreamModel) -> Ep
     if found and not s.lenient:
         raise RestoreRefused(found)
     taken_of = jobs.read_job(tx, row["job"])
-    why = repeats_effects(manifest, taken_of.newest_committed if taken_of else 0, model.guarantee)
+    committed = taken_of.newest_committed if taken_of else 0
+    if committed < manifest.epoch and (lost := orphaned_output(manifest, model, s.renames)):
+        raise RestoreRefused(lost)
+    why = repeats_effects(manifest, max(committed, jobs.committed_from_savepoint(tx, s.savepoint)), model.guarantee)
     if why is not None and not s.repeat_effects:
         raise RestoreRefused([why])
     return manifest

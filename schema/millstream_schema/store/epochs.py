@@ -176,6 +176,16 @@ def read_savepoint(tx: Transaction, savepoint: str) -> dict[str, Any] | None:
     return tx.row(sa.select(tx.t.savepoint).where(tx.t.savepoint.c.id == savepoint))
 
 
+def savepoint_wanted_by(tx: Transaction, savepoint: str) -> str | None:
+    """The live job that wants this id, or whose epoch in flight will have it."""
+    j, e = tx.t.job, tx.t.epoch
+    wanted = tx.row(sa.select(j.c.id).where(j.c.ended == 0, j.c.wanted_savepoint == savepoint).limit(1))
+    if wanted is None:
+        open_ = (EpochState.TRIGGERED, EpochState.PRECOMMITTED)
+        wanted = tx.row(sa.select(e.c.job.label("id")).where(e.c.savepoint == savepoint, e.c.state.in_(open_)).limit(1))
+    return None if wanted is None else str(wanted["id"])
+
+
 def copying_savepoints(tx: Transaction) -> list[dict[str, Any]]:
     t = tx.t.savepoint
     return tx.rows(sa.select(t).where(t.c.state == "COPYING").order_by(t.c.created_us, t.c.id))

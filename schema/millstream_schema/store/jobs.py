@@ -54,6 +54,19 @@ def live_job_ids(tx: Transaction) -> list[str]:
     return [r["id"] for r in tx.rows(sa.select(t.c.id).where(t.c.ended == 0).order_by(t.c.id))]
 
 
+def committed_from_savepoint(tx: Transaction, savepoint: str) -> int:
+    """The newest epoch committed by jobs that were started from a savepoint; ids only grow along that line."""
+    t = tx.t.job
+    return int(tx.execute(sa.select(sa.func.max(t.c.newest_committed)).where(t.c.restore_from == savepoint)).scalar() or 0)
+
+
+def committed_after_savepoints_of(tx: Transaction, job: str) -> int:
+    """The same over all savepoints that were taken of a job."""
+    t, s = tx.t.job, tx.t.savepoint
+    mine = sa.select(s.c.id).where(s.c.job == job)
+    return int(tx.execute(sa.select(sa.func.max(t.c.newest_committed)).where(t.c.restore_from.in_(mine), t.c.id != job)).scalar() or 0)
+
+
 def update_job(tx: Transaction, job: JobRow, **values: Any) -> bool:
     """Guarded by the row's ``rev``: the row is locked, so zero rows means a bug or a lost lock."""
     t = tx.t.job

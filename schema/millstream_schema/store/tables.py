@@ -134,7 +134,7 @@ def tables(prefix: str = "millstream_") -> Tables:
             big("newest_committed"),
             big("restore_epoch"),
             Column("target", ident(16), nullable=False, default=""),
-            Column("restore_from", long_text(), nullable=False),
+            Column("restore_from", ident(128), nullable=False),
             Column("lenient", Integer, nullable=False, default=0),
             Column("renames", long_text(), nullable=False),
             Column("aborts", Integer, nullable=False, default=0),

@@ -113,6 +113,7 @@ class SubtaskRunner:
         self._discover_at: float | None = None
         self._durable = 0
         self._wanted_epoch = False
+        self._storing = 0
         self._in_turn = 0
         self.counters: dict[str, int] = {"records_in": 0, "poison": 0, "snapshots": 0, "declined": 0}
         self.longest_cut = 0.0
@@ -567,9 +568,12 @@ class SubtaskRunner:
         def done(handles: list[Any] | None, error: BaseException | None) -> None:
             self.complete(lambda: self._stored(capture, snapshot, handles, error))
 
+        self._storing += 1
         self._env.background.submit("snapshot", work, done)
 
     def _stored(self, capture: Capture, snapshot: SubtaskSnapshot, handles: list[Any] | None, error: BaseException | None) -> None:
+        self._storing -= 1
+        self.progress += 1
         if isinstance(error, StorageError):
             self.counters["declined"] += 1
             self._env.report(Declined(capture.epoch, str(error)))
@@ -669,7 +673,7 @@ class SubtaskRunner:
             **{f"{name}_ms": round(seconds * 1000) for name, seconds in self._seconds.items()},
             "channels": [c.status() for c in self.outputs.channels] if self._running else [],
         }
-        return Stats(self.progress, self.busy, values)
+        return Stats(self.progress, self.busy or self._storing > 0, values)  # a slow upload is no stall: the epoch timeout bounds it
 
     def fail(self, error: BaseException) -> None:
         """Report why this attempt ends. Called by the shell with what :meth:`start` or :meth:`step` raised."""

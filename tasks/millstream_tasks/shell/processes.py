@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import subprocess
 import sys
@@ -56,8 +57,10 @@ class ProcessChild:
         self._deliver = deliver
         self._wake = wake
         self.pid = process.popen.pid
-        process.send(encode(deployment))
         process.sock.settimeout(None)
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._outgoing.put(encode(deployment))
+        threading.Thread(target=self._write, name=f"to-child-{self.pid}", daemon=True).start()
         self._reader = threading.Thread(target=self._read, name=f"child-{self.pid}", daemon=True)
         self._reader.start()
 
@@ -72,12 +75,19 @@ class ProcessChild:
             if data is None:
                 return
 
+    def _write(self) -> None:
+        """The pipe holds a few hundred kilobytes: a child that is stopped, or still importing, must not hold up its node."""
+        while (data := self._outgoing.get()) is not None:
+            if not self._process.send(data):
+                return
+
     def send(self, message: NodeMessage) -> None:
-        self._process.send(encode(message))
+        self._outgoing.put(encode(message))
 
     def kill(self) -> None:
         """SIGKILL ends a stopped process, too. Reaped on a thread of its own."""
         self._process.popen.kill()
+        self._outgoing.put(None)
         threading.Thread(target=self._reap, daemon=True).start()
 
     def _reap(self) -> None:

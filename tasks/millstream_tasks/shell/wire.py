@@ -41,7 +41,7 @@ def _exactly(sock: socket.socket, count: int, *, begun: bool = False) -> bytes |
     while count:
         try:
             part = sock.recv(min(count, 1 << 20))
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the second where SO_RCVTIMEO ran out
             if begun or parts:
                 continue  # a frame has begun: its rest is on the way
             raise
