@@ -15,19 +15,17 @@ from typing import Annotated
 import sqlalchemy as sa
 import typer
 
-from millstream_schema.ports import SystemClock, SystemIds
+from millstream_schema.ports import SystemClock
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION
-from millstream_tasks.opening import open_storage, open_transport
 
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, jobs_app
 from .client import Jobs, reachable
 from .dev import DevCluster
-from .installation import Installation
-from .node_process import NodeProcess, celery_messages, log_to_stderr
+from .node_process import NodeProcess, celery_messages, log_to_stderr, prove
 from .program import EPILOG, Commands, Given
 
 main = typer.Typer(cls=Commands, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False, help="Exactly-once stream jobs.")
@@ -92,7 +90,7 @@ def node(
     """Run a node: subtask processes, and a coordinator that works while it holds the lease."""
     installation = ctx.obj.installation()
     pipelines_of(pipelines)
-    _prove(installation)
+    prove(installation)
     log_to_stderr(log)
     shown = name or os.uname().nodename
     with reachable(sa.make_url(installation.database)):
@@ -109,15 +107,6 @@ def node(
     if with_parent:
         process.until_stdin_ends()
     process.run()
-
-
-def _prove(installation: Installation) -> None:
-    """What a node needs can be reached from here: refuse now rather than fail every job. Raises StorageUnavailable, ChannelError, ConfigurationError."""
-    storage = open_storage(installation.checkpoints)
-    key = f"proof/{SystemIds().new('node')}"
-    storage.get(storage.put(key, b"millstream"))
-    storage.delete([key])
-    open_transport(installation.transport, installation.prefix).close()
 
 
 @main.command("dev")

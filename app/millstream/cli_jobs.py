@@ -221,6 +221,7 @@ def _ended_or_asked(jobs: Jobs, row: JobRow, said: str, wait: bool, timeout: flo
             row = jobs.wait(row.id, timeout=timeout)
         except JobFailed as exc:
             failed, row = exc, jobs.find(row.id)
+    if row.state.ended:
         said = f"{row.name} is {row.state}" + (f": {row.reason}" if row.reason else "")
     if as_json:
         formatting.show_json(formatting.job_line(row) | more)

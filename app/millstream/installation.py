@@ -112,14 +112,18 @@ class Installation(pydantic.BaseModel):
         """From the variables above. Raises ConfigurationError naming those that are missing or wrong."""
         return cls.checked({field: environ[name] for field, name in VARIABLES.items() if environ.get(name)})
 
+    def __init__(self, **values: Any) -> None:
+        """Raises ConfigurationError that says what to set. Values are not shown: a URL may hold a password."""
+        try:
+            super().__init__(**values)
+        except pydantic.ValidationError as exc:
+            wrong = "; ".join(_said(e["type"], e["loc"], e["msg"]) for e in exc.errors(include_input=False))
+            raise ConfigurationError(f"the installation is not configured: {wrong}") from None
+
     @classmethod
     def checked(cls, values: Mapping[str, object]) -> Self:
-        """Validate; ConfigurationError says what to set. Values are not shown: a URL may hold a password."""
-        try:
-            return cls.model_validate(values)
-        except pydantic.ValidationError as exc:
-            wrong = "; ".join(f"{_where(e['loc'])}{e['msg']}" for e in exc.errors(include_input=False))
-            raise ConfigurationError(f"the installation is not configured: {wrong}") from None
+        """From a mapping. Raises ConfigurationError."""
+        return cls(**values)
 
     def environment(self) -> dict[str, str]:
         """The variables that describe this installation to a child process."""
@@ -130,8 +134,13 @@ class Installation(pydantic.BaseModel):
         return f"{self.prefix}_"
 
 
-def _where(location: tuple[int | str, ...]) -> str:
-    """The field and its variable; nothing for a rule between fields, whose text names them."""
+def _said(kind: str, location: tuple[int | str, ...], message: str) -> str:
+    """One problem: the field with its variable, and what to do."""
+    message = message.removeprefix("Value error, ")
     if not location:
-        return ""
-    return f"{'.'.join(map(str, location))} ({VARIABLES.get(str(location[0]), 'no variable')}): "
+        return message  # a rule between fields, whose text names them
+    field = ".".join(map(str, location))
+    variable = VARIABLES.get(str(location[0]), "no variable")
+    if kind == "missing":
+        return f"{field} ({variable}): not given; set {variable}, or use --{field} or --local DIRECTORY on the command line"
+    return f"{field} ({variable}): {message}"

@@ -21,13 +21,13 @@ import structlog
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
-from millstream_schema.errors import ConfigurationError
+from millstream_schema.errors import ConfigurationError, MillstreamError
 from millstream_schema.hints import Hints, JobHint, NodeHint, NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import check_schema
 from millstream_tasks.node import Node, NodeEvents, NodeSettings, NoEvents
-from millstream_tasks.opening import open_storage
+from millstream_tasks.opening import open_storage, open_transport
 from millstream_tasks.shell.node_loop import NodeLoop
 from millstream_tasks.shell.processes import ProcessLauncher
 from millstream_tasks.shell.wire import Boot
@@ -184,6 +184,15 @@ def celery_messages(target: str, prefix: str, hostname: str) -> Messages:
     return CeleryMessages(app, prefix, hostname)
 
 
+def prove(installation: Installation) -> None:
+    """What a node needs can be reached from here: refuse now rather than fail every job. Raises StorageUnavailable, ChannelError, ConfigurationError."""
+    storage = open_storage(installation.checkpoints)
+    key = f"proof/{SystemIds().new('node')}"
+    storage.get(storage.put(key, b"millstream"))
+    storage.delete([key])
+    open_transport(installation.transport, installation.prefix).close()
+
+
 def main(argv: list[str] | None = None) -> int:
     """``python -m millstream.node_process``: what a supervisor starts. The installation comes from the environment, never from the command line: a URL may hold a password."""
     parser = argparse.ArgumentParser(prog="millstream node")
@@ -195,20 +204,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--celery", help="module:attribute of the Celery application whose broker carries hints")
     args = parser.parse_args(argv)
     log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
-    installation = Installation.from_environment(os.environ)
-    messages = celery_messages(args.celery, installation.prefix, args.name) if args.celery else None
-    process = NodeProcess(
-        installation,
-        args.pipelines,
-        name=args.name,
-        slots=args.slots,
-        spares=args.spares,
-        coordinate=not args.no_coordinator,
-        messages=messages,
-    )
-    process.on_signals()
-    process.until_stdin_ends()
-    process.run()
+    try:
+        installation = Installation.from_environment(os.environ)
+        prove(installation)
+        messages = celery_messages(args.celery, installation.prefix, args.name) if args.celery else None
+        process = NodeProcess(
+            installation,
+            args.pipelines,
+            name=args.name,
+            slots=args.slots,
+            spares=args.spares,
+            coordinate=not args.no_coordinator,
+            messages=messages,
+        )
+        process.on_signals()
+        process.until_stdin_ends()
+        process.run()
+    except MillstreamError as exc:  # whoever keeps this process reads its last line
+        sys.stderr.write(f"millstream: {exc}\n")
+        return 1
     return 0
 
 

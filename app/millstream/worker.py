@@ -23,6 +23,7 @@ from .messages import ADVANCE, TICK, coordinator_queue
 
 log = structlog.get_logger(__name__)
 RESTART_PAUSE = 1.0
+LONGEST_PAUSE = 8.0
 
 
 class Millstream:
@@ -125,10 +126,15 @@ class NodeKeeper:
             self._started(self._process.pid)
 
     def _keep(self) -> None:
-        while not self._stopping.wait(RESTART_PAUSE):
+        pause = RESTART_PAUSE
+        while not self._stopping.wait(pause):
             process = self._process
-            if process is not None and process.poll() is not None and not self._stopping.is_set():
-                log.warning("node process ended; starting it again", code=process.returncode)
+            if process is None or process.poll() is None:
+                pause = RESTART_PAUSE
+                continue
+            pause = min(pause * 2, LONGEST_PAUSE)  # a node that cannot start says why each time; not every second
+            log.warning("node process ended; starting it again", code=process.returncode, next_try_after=pause)
+            if not self._stopping.is_set():
                 self._spawn()
 
     def stop(self, timeout: float = 10.0) -> None:

@@ -134,7 +134,10 @@ class Operations:
                 if desired is Desired.SUSPEND:
                     _free_savepoint(tx, savepoint)
                 wanted = savepoint if desired is Desired.SUSPEND else row.wanted_savepoint if desired is Desired.DRAIN else ""
-                jobs.update_job(tx, row, desired=desired, wanted_savepoint=wanted)
+                ending: dict[str, Any] = {}
+                if desired is Desired.CANCEL and row.generation == 0:  # never deployed: there may be no node that would end it
+                    ending = {"state": JobState.STOPPED, "reason": "cancelled", "ended": 1, "live_name": None}
+                jobs.update_job(tx, row, desired=desired, wanted_savepoint=wanted, **ending)
                 jobs.add_history(tx, job, "asked", desired.lower())
                 if row.wanted_savepoint and row.wanted_savepoint != wanted:
                     jobs.add_history(tx, job, "savepoint", f"{row.wanted_savepoint} was not taken: {desired.lower()} came first")

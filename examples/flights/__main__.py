@@ -6,7 +6,6 @@ Prints epochs, recoveries and counts, and compares the sink with an answer compu
 from __future__ import annotations
 
 import argparse
-import gzip
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.data.fetch_full import FetchFailed, fetch
+from examples.flights.prepare import unpack
 from examples.flights.reference import CREATE, SELECT, Row, answer, difference
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +26,6 @@ from rich.table import Table
 from millstream import RestartPolicy, StreamSettings
 from millstream.dev import DevCluster
 
-MONTH = Path(__file__).parents[1] / "data" / "flights-2013-01.csv.gz"
 SETTINGS = StreamSettings(
     epoch_interval_ms=1000,
     source_batch=200,
@@ -44,7 +43,8 @@ def subtask_processes(node: int) -> list[int]:
             command = (status.parent / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue  # it ended meanwhile
-        if fields.get("PPid", "").strip() == str(node) and b"subtask_main" in command:
+        at_work = int(fields.get("Threads", "1")) > 1  # a spare waits on its only thread
+        if fields.get("PPid", "").strip() == str(node) and b"subtask_main" in command and at_work:
             found.append(int(status.parent.name))
     return found
 
@@ -60,14 +60,28 @@ def until_durable(cluster: DevCluster, job: str, above: int, timeout: float = 60
     raise TimeoutError(f"no epoch above {above} became durable within {timeout:.0f} s")
 
 
+def until_restarted(cluster: DevCluster, job: str, timeout: float = 60.0) -> None:
+    """Wait until the job has recovered from what was done to it: a new generation is running."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        row = cluster.operations.find(job)
+        if row.restarts > 0 and (row.state == "RUNNING" or row.state.ended):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"the job did not recover within {timeout:.0f} s")
+
+
 def break_things(cluster: DevCluster, job: str) -> None:
     """kill -9 of a node; then, after its recovery made an epoch durable, a subtask stopped for a while and woken."""
     epoch = until_durable(cluster, job, 1)
-    node = cluster.nodes["node0"]
-    console.print(f"epoch {epoch} is durable: [red]kill -9[/] of node0 (pid {node.pid}) and with it its subtasks")
+    name = next(n for n, process in sorted(cluster.nodes.items()) if subtask_processes(process.pid))
+    node = cluster.nodes[name]
+    hit = len(subtask_processes(node.pid))
+    console.print(f"epoch {epoch} is durable: [red]kill -9[/] of {name} (pid {node.pid}) and with it {hit} subtasks")
     node.send_signal(signal.SIGKILL)
-    epoch = until_durable(cluster, job, epoch)
-    victims = subtask_processes(cluster.nodes["node1"].pid)
+    until_restarted(cluster, job)
+    epoch = until_durable(cluster, job, cluster.operations.find(job).newest_durable)
+    victims = [pid for process in cluster.nodes.values() for pid in subtask_processes(process.pid)]
     if not victims:
         return
     console.print(f"recovered, epoch {epoch} is durable: [yellow]SIGSTOP[/] of a subtask (pid {victims[0]}) for 1.5 s")
@@ -113,6 +127,9 @@ def run(table: Path, directory: Path, pace_us: int, calm: bool) -> int:
     if row.state != "FINISHED":
         console.print(f"[red]the job ended as {row.state}: {row.reason}[/]")
         return 1
+    if not calm and row.restarts == 0:
+        console.print("[red]nothing was recovered from: the kill did not hit the job[/]")
+        return 1
     wrong = difference(rows, answer(table))
     for line in wrong[:20]:
         console.print(f"[red]{line}[/]")
@@ -134,8 +151,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.full:
             table = fetch(calendar=True)
         else:
-            table = directory / "flights-2013-01.csv"
-            table.write_bytes(gzip.decompress(MONTH.read_bytes()))
+            table = unpack(directory)
         pace = args.pace_us if args.pace_us is not None else 0 if args.full else 500
         return run(table, directory, pace, args.calm)
     except (FetchFailed, TimeoutError) as exc:

@@ -43,6 +43,7 @@ from millstream_schema.envelope import Barrier, Envelope, Kind
 from millstream_schema.errors import (
     ChannelError,
     CodecError,
+    ConfigurationError,
     Fenced,
     JobInvalid,
     MillstreamError,
@@ -704,6 +705,7 @@ def cause_of(error: BaseException) -> str:
     for kind, cause in (
         (Fenced, "fenced"),
         (JobInvalid, "invalid"),
+        (ConfigurationError, "invalid"),
         (RestoreRefused, "restore"),
         (SnapshotMissing, "unreadable"),
         (SnapshotUnreadable, "unreadable"),
