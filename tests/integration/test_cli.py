@@ -398,6 +398,8 @@ def test_the_python_api_does_the_same_on_postgres(postgres_url: str, program: Pr
         row = jobs.submit("wordcount", config={"out": str(program.out)})
         assert [r.id for r in jobs.list()] == [row.id]
         assert jobs.status("wordcount")["state"] == "PENDING"
-        assert jobs.cancel(row.id).desired.value == "CANCEL"
         with pytest.raises(TimeoutError, match="PENDING"):
             jobs.wait("wordcount", timeout=0)
+        assert jobs.cancel(row.id).desired.value == "CANCEL"  # never deployed: it ends at once, without a node
+        assert jobs.wait("wordcount", timeout=0).state.value == "STOPPED"
+        assert jobs.submit("wordcount", config={"out": str(program.out)}).id != row.id
