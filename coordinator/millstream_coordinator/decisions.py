@@ -21,6 +21,7 @@ CANNOT_START = frozenset({"fingerprint", "factory", "invalid"})
 FREE = frozenset({"handback"})
 """Causes that cost no budget: a worker that shuts down hands its lease back."""
 RETRY_FINALIZE_US = 1_000_000
+MAX_RETRY_FINALIZE_US = 60_000_000
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,9 +180,14 @@ def _stopping(view: JobView) -> Step:
     lost = [a for a in view.assignments if a.state is AssignmentState.FAILED or a.node not in view.live_nodes]
     lost = [a for a in lost if a.state is not AssignmentState.FINISHED]
     if job.mode != "finalize" or lost or not view.assignments:
-        retry_at = job.deployed_us + RETRY_FINALIZE_US if job.mode == "finalize" else 0
+        retry_at = job.deployed_us + finalize_pause_us(job) if job.deployed_us else 0
         return Deploy(finalize=True) if view.now >= retry_at else Wait(min(retry_at, deadline))
     return Wait(deadline)
+
+
+def finalize_pause_us(job: JobRow) -> int:
+    """Pause before a finalising deployment is tried again: half the time the job has been stopping at the last try, so that tries thin out."""
+    return min(MAX_RETRY_FINALIZE_US, max(RETRY_FINALIZE_US, (job.deployed_us - job.stopping_us) // 2))
 
 
 def failure(view: JobView) -> tuple[str, str] | None:

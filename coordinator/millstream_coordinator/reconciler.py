@@ -13,6 +13,7 @@ from millstream_schema.connectors import Committable
 from millstream_schema.control import EpochKind
 from millstream_schema.errors import CommitUnknown, SnapshotMissing, SnapshotUnreadable
 from millstream_schema.hints import Hints, NodeHint
+from millstream_schema.manifest import EpochManifest
 from millstream_schema.model import StreamModel
 from millstream_schema.plan import PartitionedPlan, Subtask
 from millstream_schema.ports import Chance
@@ -20,7 +21,7 @@ from millstream_schema.settings import StreamSettings
 from millstream_schema.states import Desired, EpochState, JobState, may
 from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Database, Transaction
-from millstream_schema.store.rows import JobRow
+from millstream_schema.store.rows import EpochRow, JobRow
 
 from . import decisions as d
 from .manifests import compose, restored_splits
@@ -222,7 +223,8 @@ class Reconciler:
             restore_epoch=epoch,
             in_flight=0,
         )
-        jobs.add_history(tx, job.id, "deploy", f"generation {generation} from epoch {epoch}" + (" (finalize)" if finalize else ""))
+        if not (finalize and job.deployed_us):  # tries of a sink that stays away would push everything else out of the history
+            jobs.add_history(tx, job.id, "deploy", f"generation {generation} from epoch {epoch}" + (" (finalize)" if finalize else ""))
         moved = msgspec.structs.replace(view, job=msgspec.structs.replace(job, generation=generation))
         self._tell(moved, outbox, "deploy", set(placed.values()))
         return d.Deploy(finalize)
@@ -254,11 +256,21 @@ class Reconciler:
         if view.now - job.restarted_us > view.settings.restart.interval_ms * 1000:
             values |= {"failures": 0, "stalls": 0}
         if epoch.savepoint:
-            epochs.write_savepoint(tx, epoch.savepoint, manifest, job.model)
+            self._save(tx, job, epoch, manifest)
             if job.wanted_savepoint == epoch.savepoint:
                 values["wanted_savepoint"] = ""
         self._to(tx, view, job.state, job.reason, **values)
         self._tell(view, outbox, "durable")
+
+    def _save(self, tx: Transaction, job: JobRow, epoch: EpochRow, manifest: EpochManifest) -> None:
+        """The savepoint that was asked for; under an id of its own if another job took the id meanwhile: nothing that was asked for is lost."""
+        if epochs.write_savepoint(tx, epoch.savepoint, manifest, job.model):
+            return
+        own = f"{epoch.savepoint[:40]}-{job.id}-e{epoch.epoch}"
+        if not epochs.write_savepoint(tx, own, manifest, job.model):
+            raise AssertionError(f"savepoint {own} exists before its epoch is durable")
+        epochs.move_epoch(tx, job.id, epoch.epoch, (EpochState.DURABLE,), EpochState.DURABLE, savepoint=own)
+        jobs.add_history(tx, job.id, "savepoint", f"{epoch.savepoint} is another job's by now: saved as {own}")
 
     def _end(self, tx: Transaction, view: d.JobView, step: d.End, outbox: list[NodeHint]) -> None:
         job = view.job

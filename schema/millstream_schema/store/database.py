@@ -6,6 +6,7 @@ network call or user code inside a transaction, a lost COMMIT answer taken for s
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -30,6 +31,9 @@ _NOW = {
 _RETRY_PG = {"40001", "40P01", "55P03"}
 _RETRY_MYSQL = {1213, 1205, 1020}
 _DUPLICATE_MYSQL = 1062
+_DEFECT_MYSQL = {1054, 1060, 1061, 1091, 1264, 1364, 1366, 1406, 3819, 4025}
+"""Unknown columns, broken CHECKs, values that do not fit: PyMySQL calls these operational errors, but waiting mends none of them."""
+_DEFECT_SQLITE = ("no such ", "table ", "near ", "incomplete input", "too many SQL variables")
 _GONE_MYSQL = {2006, 2013, 2003, 2055, 4031, 1927, 1053, 1152, 1158, 1159, 1160, 1161}
 
 
@@ -41,8 +45,22 @@ class Faults(Protocol):
     def after_commit(self) -> None: ...
 
 
-class Retry(Exception):
-    """A deadlock or serialisation failure: execute the transaction again. Never leaves this module."""
+class Retry(BaseException):
+    """A deadlock or serialisation failure: execute the transaction again. Never leaves this module; no ``except Exception`` in a transaction's work holds it up."""
+
+
+class Query:
+    """A statement built once for each table prefix, its values given by name at each execution: building one costs more than SQLite needs to execute it."""
+
+    def __init__(self, build: Callable[[Tables], Any]) -> None:
+        self._build = build
+        self._built: dict[str, Any] = {}
+
+    def of(self, tables_: Tables) -> Any:
+        found = self._built.get(tables_.prefix)
+        if found is None:
+            found = self._built[tables_.prefix] = self._build(tables_)
+        return found
 
 
 class Transaction:
@@ -60,18 +78,37 @@ class Transaction:
         """The database's clock now, UTC microseconds, by a statement of its own."""
         return int(self._connection.exec_driver_sql(f"SELECT {_NOW[self.dialect]}").scalar_one())
 
-    def rows(self, statement: Any) -> list[dict[str, Any]]:
-        return [{str(k): v for k, v in r.items()} for r in self._connection.execute(statement).mappings()]
+    def _result(self, statement: Any, values: dict[str, Any]) -> CursorResult[Any]:
+        if isinstance(statement, Query):
+            statement = statement.of(self.t)
+        return self._connection.execute(statement, values or None)
 
-    def row(self, statement: Any) -> dict[str, Any] | None:
-        found = self._connection.execute(statement).mappings().first()
-        return None if found is None else {str(k): v for k, v in found.items()}
+    def rows(self, statement: Any, **values: Any) -> list[dict[str, Any]]:
+        """Every row of a statement or :class:`Query`."""
+        found = self._result(statement, values)
+        columns = found.keys()
+        names = [str(k) for k in columns]  # plain strings, not SQLAlchemy's quoted names
+        return [dict(zip(names, row, strict=True)) for row in found]
+
+    def row(self, statement: Any, **values: Any) -> dict[str, Any] | None:
+        """The first row of a statement or :class:`Query`."""
+        found = self._result(statement, values)
+        row = found.first()
+        return None if row is None else {str(k): v for k, v in zip(found.keys(), row, strict=True)}
+
+    def changed(self, statement: Query, **values: Any) -> int:
+        """Execute a guarded UPDATE or DELETE; number of rows that matched."""
+        return self._result(statement, values).rowcount
 
     def has_table(self, name: str) -> bool:
         return sa.inspect(self._connection).has_table(name)
 
+    def create_table(self, table: sa.Table) -> None:
+        """Create it unless it is there."""
+        table.create(self._connection, checkfirst=True)
+
     def insert(self, table: sa.Table, **values: Any) -> None:
-        self._connection.execute(sa.insert(table).values(**values))
+        self._connection.execute(sa.insert(table), values)
 
     def insert_many(self, table: sa.Table, rows: list[dict[str, Any]]) -> None:
         if rows:
@@ -79,20 +116,17 @@ class Transaction:
 
     def insert_or_nothing(self, table: sa.Table, **values: Any) -> bool:
         """Insert unless a row with one of its unique keys exists; whether a row was inserted."""
-        statement: Any
-        if self.dialect == "postgresql":
-            statement = postgresql.insert(table).values(**values).on_conflict_do_nothing()
-        elif self.dialect == "sqlite":
-            statement = sqlite.insert(table).values(**values).on_conflict_do_nothing()
-        else:
+        if self.dialect == "mysql":
             return self._inserted_mysql(table, values)
+        insert = postgresql.insert if self.dialect == "postgresql" else sqlite.insert
+        statement = insert(table).on_conflict_do_nothing()
         # Without the option SQLAlchemy answers -1 for an INSERT.
-        return self._connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
+        return self._connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount == 1
 
     def _inserted_mysql(self, table: sa.Table, values: dict[str, Any]) -> bool:
         """A plain INSERT whose duplicate is an answer: INSERT IGNORE would also cut off what is too long and pass over CHECK constraints."""
         try:
-            self._connection.execute(sa.insert(table).values(**values))
+            self._connection.execute(sa.insert(table), values)
         except sa.exc.IntegrityError as exc:
             if exc.orig is not None and exc.orig.args[:1] == (_DUPLICATE_MYSQL,):
                 return False  # the statement is undone, the transaction goes on
@@ -172,9 +206,9 @@ class Database:
     def _on_sqlite(self, connection: Any, _record: Any) -> None:
         connection.isolation_level = None
         connection.create_function("millstream_now_us", 0, self._clock.now_us)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA busy_timeout={self._timeout_ms * 3}")
+        _write_ahead(connection)
+        connection.execute("PRAGMA synchronous=FULL")
 
     def _on_mysql(self, connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
@@ -190,14 +224,13 @@ class Database:
         """Raises ConfigurationError when a commit of this database may be lost with the power."""
         if self.dialect != "mysql":
             return
-        with self.transaction(read_only=True) as tx:
-            value = tx.execute(sa.text("SELECT @@innodb_flush_log_at_trx_commit")).scalar_one()
+        value = self.read(lambda tx: tx.execute(sa.text("SELECT @@innodb_flush_log_at_trx_commit")).scalar_one())
         if int(value) != 1:
             raise ConfigurationError("innodb_flush_log_at_trx_commit is not 1: commits may be lost with the power, STRICT needs 1")
 
     @contextmanager
     def transaction(self, *, read_only: bool = False) -> Iterator[Transaction]:
-        """One transaction. Raises StoreUnavailable (nothing was done) or CommitUnknown (the answer to COMMIT was lost)."""
+        """One transaction. Raises Retry, StoreUnavailable (nothing was done) or CommitUnknown (the answer to COMMIT was lost)."""
         try:
             connection = self.engine.connect()
         except sa.exc.DBAPIError as exc:
@@ -232,33 +265,50 @@ class Database:
 
     def run(self, work: Callable[[Transaction], T]) -> T:
         """Execute ``work`` in a transaction, again after deadlocks and serialisation failures."""
+        return self._again(work, read_only=False)
+
+    def read(self, work: Callable[[Transaction], T]) -> T:
+        """Execute a read, likewise: opening a connection and reading can meet a lock, too."""
+        return self._again(work, read_only=True)
+
+    def _again(self, work: Callable[[Transaction], T], *, read_only: bool) -> T:
         for attempt in range(ATTEMPTS):
             try:
-                with self.transaction() as tx:
+                with self.transaction(read_only=read_only) as tx:
                     return work(tx)
             except Retry as exc:
                 if attempt == ATTEMPTS - 1:
                     raise StoreUnavailable("the database kept refusing the transaction (deadlocks or lock timeouts); try again") from exc
         raise AssertionError("unreachable")
 
-    def read(self, work: Callable[[Transaction], T]) -> T:
-        """Execute a read."""
-        with self.transaction(read_only=True) as tx:
-            return work(tx)
-
-    def _mapped(self, exc: sa.exc.DBAPIError) -> Exception:
+    def _mapped(self, exc: sa.exc.DBAPIError) -> BaseException:
         original = exc.orig
         code = getattr(original, "sqlstate", None)
         number = original.args[0] if original is not None and original.args else None
         text = str(original).splitlines()[0] if original is not None and str(original) else type(original).__name__
         if code in _RETRY_PG or number in _RETRY_MYSQL or (self.dialect == "sqlite" and "locked" in text):
             return Retry(text)
-        if exc.connection_invalidated or isinstance(exc, (sa.exc.OperationalError, sa.exc.InterfaceError)) or number in _GONE_MYSQL:
+        defect = number in _DEFECT_MYSQL or (self.dialect == "sqlite" and text.startswith(_DEFECT_SQLITE))
+        away = exc.connection_invalidated or isinstance(exc, (sa.exc.OperationalError, sa.exc.InterfaceError)) or number in _GONE_MYSQL
+        if away and not defect:
             return StoreUnavailable(f"the database at {self.url.render_as_string(hide_password=True)} cannot be used: {text}")
         return StoreError(f"{type(original).__name__}: {text}")
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def _write_ahead(connection: Any) -> None:
+    """Put a SQLite file into write-ahead mode. The change does not wait for other connections as statements do: take the file for oneself first, which waits."""
+    for attempt in range(ATTEMPTS):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if attempt == ATTEMPTS - 1:
+                raise
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("ROLLBACK")
 
 
 def _quietly(rollback: Callable[[], None]) -> None:
@@ -278,4 +328,4 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-__all__ = ["Database", "Faults", "MillstreamError", "Transaction"]
+__all__ = ["Database", "Faults", "MillstreamError", "Query", "Transaction"]

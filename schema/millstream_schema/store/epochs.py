@@ -12,7 +12,7 @@ from ..connectors import Split
 from ..errors import SnapshotMissing, SnapshotUnreadable
 from ..manifest import EpochManifest, Renames, SplitState, SubtaskSnapshot, open_manifest, renamed, seal
 from ..states import EpochState, SplitOwner
-from .database import Transaction
+from .database import Query, Transaction
 from .rows import AckMark, EpochRow, JobRow, SplitRow, to
 
 # -- epochs
@@ -27,9 +27,11 @@ def trigger(tx: Transaction, job: str, epoch: int, generation: int, term: int, k
     )  # fmt: skip
 
 
+_EPOCH = Query(lambda t: sa.select(t.epoch).where(t.epoch.c.job == sa.bindparam("job"), t.epoch.c.epoch == sa.bindparam("epoch")))
+
+
 def read_epoch(tx: Transaction, job: str, epoch: int) -> EpochRow | None:
-    t = tx.t.epoch
-    row = tx.row(sa.select(t).where(t.c.job == job, t.c.epoch == epoch))
+    row = tx.row(_EPOCH, job=job, epoch=epoch)
     return None if row is None else to(EpochRow, row)
 
 
@@ -148,10 +150,10 @@ def delete_manifests(tx: Transaction, job: str, epochs: list[int]) -> None:
 # -- savepoints
 
 
-def write_savepoint(tx: Transaction, savepoint: str, manifest: EpochManifest, model: str) -> None:
-    """A durable epoch that is to be copied into its protected namespace."""
+def write_savepoint(tx: Transaction, savepoint: str, manifest: EpochManifest, model: str) -> bool:
+    """A durable epoch that is to be copied into its protected namespace; False when the id is another's."""
     sealed = seal(manifest)
-    tx.insert_or_nothing(
+    return tx.insert_or_nothing(
         tx.t.savepoint,
         id=savepoint, job=manifest.job, epoch=manifest.epoch, body=sealed.body, checksum=sealed.checksum, model=model, state="COPYING", error="",
         created_us=tx.now_us(), rev=0,
@@ -263,15 +265,19 @@ def discover(tx: Transaction, job: str, generation: int, operator: str, splits: 
     return True
 
 
+_SPLITS = Query(lambda t: sa.select(t.split).where(t.split.c.job == sa.bindparam("job")).order_by(t.split.c.operator, t.split.c.split))
+_DISCOVERIES = Query(
+    lambda t: sa.select(t.source).where(t.source.c.job == sa.bindparam("job"), t.source.c.generation == sa.bindparam("generation"))
+)
+
+
 def splits(tx: Transaction, job: str) -> list[SplitRow]:
-    t = tx.t.split
-    return [to(SplitRow, r) for r in tx.rows(sa.select(t).where(t.c.job == job).order_by(t.c.operator, t.c.split))]
+    return [to(SplitRow, r) for r in tx.rows(_SPLITS, job=job)]
 
 
 def discoveries(tx: Transaction, job: str, generation: int) -> dict[str, bool]:
     """Operator → whether its discovery is over, for sources that have reported in this generation."""
-    t = tx.t.source
-    return {r["operator"]: bool(r["complete"]) for r in tx.rows(sa.select(t).where(t.c.job == job, t.c.generation == generation))}
+    return {r["operator"]: bool(r["complete"]) for r in tx.rows(_DISCOVERIES, job=job, generation=generation)}
 
 
 def own_splits(tx: Transaction, job: str, owners: dict[tuple[str, str], int]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..states import JobState
-from .database import Transaction
+from .database import Query, Transaction
 from .rows import JobRow, to
 
 HISTORY_KEPT = 200
@@ -19,14 +19,18 @@ def insert_job(tx: Transaction, **values: Any) -> bool:
     return tx.insert_or_nothing(tx.t.job, **{"created_us": now, "changed_us": now, "rev": 0, **values})
 
 
+_JOB = Query(lambda t: sa.select(t.job).where(t.job.c.id == sa.bindparam("job")))
+_LOCKED_JOB = Query(lambda t: sa.select(t.job).where(t.job.c.id == sa.bindparam("job")).with_for_update())
+
+
 def lock_job(tx: Transaction, job: str) -> JobRow | None:
     """Lock the job's row first: every coordinator write begins so."""
-    row = tx.row(sa.select(tx.t.job).where(tx.t.job.c.id == job).with_for_update())
+    row = tx.row(_LOCKED_JOB, job=job)
     return None if row is None else to(JobRow, row)
 
 
 def read_job(tx: Transaction, job: str) -> JobRow | None:
-    row = tx.row(sa.select(tx.t.job).where(tx.t.job.c.id == job))
+    row = tx.row(_JOB, job=job)
     return None if row is None else to(JobRow, row)
 
 

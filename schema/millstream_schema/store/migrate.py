@@ -37,7 +37,7 @@ def create_schema(database: Database) -> None:
     with _IN_PROCESS, _alone(database):
         if _version(database) == (SCHEMA_VERSION, "READY"):
             return  # another process was faster
-        database.tables.schema.create(database.engine, checkfirst=True)
+        database.run(lambda tx: tx.create_table(tx.t.schema))
         database.run(lambda tx: _mark(tx, "MIGRATING"))
         _upgrade(database)
         database.run(lambda tx: _mark(tx, "READY"))

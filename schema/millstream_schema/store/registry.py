@@ -7,8 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..states import AssignmentState, NodeState
-from .database import Transaction
+from .database import Query, Transaction
 from .rows import AssignmentRow, NodeRow, to
+from .tables import Tables
 
 COORDINATOR = "coordinator"
 
@@ -153,22 +154,32 @@ def assign(tx: Transaction, job: str, generation: int, nodes: dict[str, str], co
     )  # fmt: skip
 
 
+def _assignments(t: Tables) -> sa.Select[Any]:
+    a = t.assignment
+    return sa.select(a).where(a.c.job == sa.bindparam("job"), a.c.generation == sa.bindparam("generation")).order_by(a.c.subtask)
+
+
+def _current(t: Tables) -> sa.Select[Any]:
+    a, j = t.assignment, t.job
+    return (
+        sa.select(a)
+        .select_from(a.join(j, sa.and_(a.c.job == j.c.id, a.c.generation == j.c.generation)))
+        .where(a.c.node == sa.bindparam("node"), a.c.state.not_in((AssignmentState.FINISHED, AssignmentState.FAILED)), j.c.ended == 0)
+        .order_by(a.c.job, a.c.subtask)
+    )
+
+
+_ASSIGNMENTS = Query(_assignments)
+_CURRENT = Query(_current)
+
+
 def assignments(tx: Transaction, job: str, generation: int) -> list[AssignmentRow]:
-    t = tx.t.assignment
-    found = tx.rows(sa.select(t).where(t.c.job == job, t.c.generation == generation).order_by(t.c.subtask))
-    return [to(AssignmentRow, r) for r in found]
+    return [to(AssignmentRow, r) for r in tx.rows(_ASSIGNMENTS, job=job, generation=generation)]
 
 
 def current_assignments(tx: Transaction, node: str) -> list[AssignmentRow]:
     """What a node is to run: assignments of jobs' present generations that are not over."""
-    a, j = tx.t.assignment, tx.t.job
-    statement = (
-        sa.select(a)
-        .select_from(a.join(j, sa.and_(a.c.job == j.c.id, a.c.generation == j.c.generation)))
-        .where(a.c.node == node, a.c.state.not_in((AssignmentState.FINISHED, AssignmentState.FAILED)), j.c.ended == 0)
-        .order_by(a.c.job, a.c.subtask)
-    )
-    return [to(AssignmentRow, r) for r in tx.rows(statement)]
+    return [to(AssignmentRow, r) for r in tx.rows(_CURRENT, node=node)]
 
 
 def _mine(tx: Transaction, job: str, generation: int, subtask: str, attempt: str) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.dialects import mysql, postgresql
@@ -63,6 +64,7 @@ class Tables:
     channel: Table
 
 
+@cache
 def tables(prefix: str = "millstream_") -> Tables:
     """Table objects for ``prefix``. Raises ConfigurationError for one that is not an SQL identifier."""
     if not _PREFIX.match(prefix):

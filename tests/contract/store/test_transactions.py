@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +28,19 @@ from millstream_schema.store.migrate import create_schema
 
 T = TypeVar("T")
 LEASE = 60_000_000
+
+
+class Postgres(Exception):
+    """As psycopg's: a lock that was not granted in time."""
+
+    sqlstate = "55P03"
+
+
+_LOCKED: dict[str, Exception] = {
+    "sqlite": sqlite3.OperationalError("database is locked"),
+    "postgres": Postgres("canceling statement due to lock timeout"),
+    "mariadb": Exception(1205, "Lock wait timeout exceeded"),
+}
 
 
 # -- the clock
@@ -144,6 +158,52 @@ def test_a_database_that_keeps_refusing_is_unavailable_not_silent(store: Opened)
         store.db.run(work)
     assert len(calls) > 3
     assert read_job(store.db).restarts == 0
+
+
+def test_a_read_that_meets_a_lock_is_repeated_and_no_internal_signal_escapes(store: Opened) -> None:
+    """What is only a lock in the way is no error of the caller's, and what stays one has a type he can catch."""
+    tries = 0
+
+    def locked_once(tx: Transaction) -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise sa.exc.OperationalError("SELECT 1", {}, _LOCKED[store.kind])
+        return tries
+
+    assert store.db.read(locked_once) == 2
+
+    def locked(_tx: Transaction) -> None:
+        raise sa.exc.OperationalError("SELECT 1", {}, _LOCKED[store.kind])
+
+    with pytest.raises(StoreUnavailable, match="kept refusing"):
+        store.db.read(locked)
+
+
+@pytest.mark.parametrize("wrong", ["SELECT no_such_column FROM {t}", "SELECT 1 FROM no_such_table", "SELEC 1"])
+def test_a_defect_of_ours_is_not_taken_for_a_database_that_is_away(store: Opened, wrong: str) -> None:
+    """Else it would be tried again for ever, under a wrong name."""
+    with pytest.raises(StoreError) as caught:
+        store.db.read(lambda tx: tx.execute(sa.text(wrong.format(t=tx.t.job.name))))
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_a_broken_check_is_not_taken_for_a_database_that_is_away(store: Opened) -> None:
+    """MariaDB reports it as an operational error."""
+    with pytest.raises(StoreError) as caught:
+        store.db.run(lambda tx: registry.register_node(tx, "n", "n", -1, LEASE, "{}"))
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_sqlite_files_opened_for_the_first_time_by_many_at_once_all_open(tmp_path: Path) -> None:
+    """Going over to write-ahead mode does not wait for others by itself."""
+    for turn in range(20):
+        url = f"sqlite:///{tmp_path}/{turn}.db"
+        opened = [Database(url, SystemClock(), timeout_ms=3000) for _ in range(4)]
+        answers = together(*(lambda db=db: db.run(lambda tx: tx.has_table("nothing")) for db in opened))  # type: ignore[misc]
+        for db in opened:
+            db.close()
+        assert answers == [False] * 4
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=getattr(pytest.mark, k)) for k in ("postgres", "mariadb")])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.contract.store.stores import insert_job, manifest, read_job
+from msgspec.structs import replace
+from tests.contract.store.stores import PLAN, insert_job, manifest, read_job, snapshot
 
 from millstream.testing.outside import SimDatabase, SimStorage
 from millstream.testing.world import Faults, SimChance, SimClock, World
@@ -13,7 +14,7 @@ from millstream_coordinator.coordinator import FORGET_EVERY, HELD, NODES_KEPT_US
 from millstream_schema.hints import NoHints
 from millstream_schema.manifest import SplitState
 from millstream_schema.states import JobState
-from millstream_schema.store import epochs, registry
+from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.migrate import create_schema
 
 DAY = NODES_KEPT_US
@@ -136,3 +137,24 @@ def test_c3_nodes_that_are_gone_for_a_day_are_forgotten(rig: Rig) -> None:
     assert {r["id"] for r in rig.db.read(lambda tx: tx.rows(nodes.select()))} == {"n1", "old"}
     rig.sweep(DAY / 1e6)
     assert {r["id"] for r in rig.db.read(lambda tx: tx.rows(nodes.select()))} == {"n1"}
+
+
+def test_a_savepoint_whose_id_another_job_took_meanwhile_is_taken_all_the_same(rig: Rig) -> None:
+    """Its epoch is durable: it is saved under an id of its own, and the history says so."""
+    rig.db.run(lambda tx: epochs.write_savepoint(tx, "sp", manifest("other", 3), "m"))
+    insert_job(rig.db, "j", in_flight=9, next_epoch=10, wanted_savepoint="sp", generation=3, newest_durable=0, newest_committed=0)
+    nodes = {s.id: "n1" for s in PLAN.subtasks()}
+    rig.db.run(lambda tx: registry.assign(tx, "j", 3, nodes, 0))
+    for subtask in nodes:
+        rig.db.run(lambda tx, s=subtask: registry.start_assignment(tx, "j", 3, s, "n1", f"a-{s}"))  # type: ignore[misc]
+        rig.db.run(lambda tx, s=subtask: registry.ready_assignment(tx, "j", 3, s, f"a-{s}", 0))  # type: ignore[misc]
+    rig.db.run(lambda tx: epochs.trigger(tx, "j", 9, 3, 2, "savepoint", "sp", []))
+    for subtask in nodes:
+        rig.db.run(lambda tx, s=subtask: epochs.acknowledge(tx, "j", 9, 3, s, f"a-{s}", replace(snapshot(s), segments=[]), ""))  # type: ignore[misc]
+    rig.sweep()
+    assert read_job(rig.db, "j").newest_durable == 9
+    assert [s["id"] for s in rig.db.read(lambda tx: epochs.savepoints(tx, "j"))] == ["sp-j-e9"]
+    assert [s["id"] for s in rig.db.read(lambda tx: epochs.savepoints(tx, "other"))] == ["sp"]
+    assert read_job(rig.db, "j").wanted_savepoint == ""
+    told = [h["detail"] for h in rig.db.read(lambda tx: jobs.history(tx, "j")) if h["event"] == "savepoint"]
+    assert told == ["sp is another job's by now: saved as sp-j-e9"]

@@ -390,6 +390,15 @@ def test_a_finalizer_that_failed_or_whose_node_died_is_tried_again_to_the_deadli
     assert step(stopping(stopping_us=NOW - 30 * SECOND), assignments=failed) == d.End(J.STOPPED, "cancelled", pending=True)
 
 
+def test_a_finalizer_that_keeps_failing_is_tried_ever_less_often() -> None:
+    """Half the time it has been stopping at the last try, a minute at most: a target that stays away is not flooded, the deadline still ends it."""
+    failed = [assignment(COMMITTERS[0], A.FAILED, cause="target")]
+    ten = stopping(stopping_us=NOW - 10 * SECOND, deployed_us=NOW)
+    assert step(ten, assignments=failed) == d.Wait(NOW + 5 * SECOND)
+    assert d.finalize_pause_us(stopping(stopping_us=0, deployed_us=3600 * SECOND)) == d.MAX_RETRY_FINALIZE_US
+    assert d.finalize_pause_us(stopping(stopping_us=NOW, deployed_us=NOW)) == d.RETRY_FINALIZE_US
+
+
 def test_stopping_ends_in_the_target_state_and_failures_cost_no_budget() -> None:
     """A failing job stays FAILED with its own reason whatever becomes of the finalizer."""
     job = job_row(J.STOPPING, target="FAILED", mode="finalize", reason="operator: boom", stopping_us=NOW - 31 * SECOND, failures=3)
