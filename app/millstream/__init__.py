@@ -1,4 +1,4 @@
-"""Millstream's public names: exactly-once stream jobs on the Celery, Redis/RabbitMQ and SQL you already run.
+"""Millstream's public names: exactly-once stream jobs and durable tasks on the Celery, Redis/RabbitMQ and SQL you already run.
 
 Imported by users, and by every subtask process through the user's module of pipelines. A name is resolved when it is first asked for (PEP 562), so that
 ``from millstream import Pipelines, FileSource`` costs what these two cost. What must never happen here: an import that drags SQLAlchemy, Celery or a broker's client
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         SplitReader,
         Truncatable,
     )
+    from millstream_schema.durable.states import TaskState
     from millstream_schema.errors import (
         ChannelBroken,
         ChannelError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         OperatorError,
         RecordError,
         RestoreRefused,
+        ReviewConflict,
         SchemaMismatch,
         SinkError,
         SnapshotMissing,
@@ -61,12 +63,18 @@ if TYPE_CHECKING:
         StorageUnavailable,
         StoreError,
         StoreUnavailable,
+        TaskConflict,
+        TaskFailed,
+        TaskInvalid,
+        TaskNotFound,
         UnknownFactory,
         UnknownFormat,
+        UnknownHandler,
     )
     from millstream_schema.model import EdgeConfig, EdgeMode, Guarantee, Override, Partitioning
     from millstream_schema.settings import RestartPolicy, StreamSettings
     from millstream_schema.states import JobState
+    from millstream_tasks.durable.execution import Cancel, Fail, NeedsReview, Retry, Snooze, TaskContext
     from millstream_tasks.operators.keyed_state import AggregatingState, ListState, MapState, OperatorListState, ReducingState, ValueState
     from millstream_tasks.operators.process import Context, ProcessFunction
     from millstream_tasks.operators.window_base import Window
@@ -83,8 +91,11 @@ if TYPE_CHECKING:
     from .builder import DataStream, JobBuilder, KeyedStream, WindowedStream
     from .client import Jobs
     from .embedded import EmbeddedCluster
+    from .handlers import Handlers
     from .installation import Installation
     from .pipelines import Pipelines
+    from .task_worker import TaskWorker
+    from .tasks import Tasks
     from .worker import Millstream
 
 __version__ = importlib.metadata.version("millstream")
@@ -93,22 +104,27 @@ _HOMES = {
     "millstream.builder": "DataStream JobBuilder KeyedStream WindowedStream",
     "millstream.client": "Jobs",
     "millstream.embedded": "EmbeddedCluster",
+    "millstream.handlers": "Handlers",
     "millstream.installation": "Installation",
     "millstream.pipelines": "Pipelines",
+    "millstream.task_worker": "TaskWorker",
+    "millstream.tasks": "Tasks",
     "millstream.worker": "Millstream",
     "millstream_schema.connectors": (
         "CheckpointParticipant CommitAnswer CommitResult Committable CommittingWriter ConnectorContext Handle PoisonPolicy Read "
         "Sink SinkCapability SinkWriter SnapshotStorage Source SourceCapability Split SplitReader Truncatable"
     ),
+    "millstream_schema.durable.states": "TaskState",
     "millstream_schema.errors": (
         "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError Fenced "
         "FingerprintMismatch JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError OperatorError RecordError "
-        "RestoreRefused SchemaMismatch SinkError SnapshotMissing SnapshotUnreadable SourceError SourceUnavailable StorageError "
-        "StorageUnavailable StoreError StoreUnavailable UnknownFactory UnknownFormat"
+        "RestoreRefused ReviewConflict SchemaMismatch SinkError SnapshotMissing SnapshotUnreadable SourceError SourceUnavailable StorageError "
+        "StorageUnavailable StoreError StoreUnavailable TaskConflict TaskFailed TaskInvalid TaskNotFound UnknownFactory UnknownFormat UnknownHandler"
     ),
     "millstream_schema.model": "EdgeConfig EdgeMode Guarantee Override Partitioning",
     "millstream_schema.settings": "RestartPolicy StreamSettings",
     "millstream_schema.states": "JobState",
+    "millstream_tasks.durable.execution": "Cancel Fail NeedsReview Retry Snooze TaskContext",
     "millstream_tasks.operators.keyed_state": "AggregatingState ListState MapState OperatorListState ReducingState ValueState",
     "millstream_tasks.operators.process": "Context ProcessFunction",
     "millstream_tasks.operators.window_base": "Window",
@@ -127,6 +143,7 @@ _NAMES = {name: (module, name) for module, names in _HOMES.items() for name in n
 
 __all__ = [
     "AggregatingState",
+    "Cancel",
     "ChannelBroken",
     "ChannelError",
     "ChannelLost",
@@ -148,6 +165,7 @@ __all__ = [
     "EdgeConfig",
     "EdgeMode",
     "EmbeddedCluster",
+    "Fail",
     "Fenced",
     "FileSink",
     "FileSource",
@@ -155,6 +173,7 @@ __all__ = [
     "GeneratorSource",
     "Guarantee",
     "Handle",
+    "Handlers",
     "Installation",
     "JobBuilder",
     "JobConflict",
@@ -169,6 +188,7 @@ __all__ = [
     "MapState",
     "Millstream",
     "MillstreamError",
+    "NeedsReview",
     "OperatorError",
     "OperatorListState",
     "Override",
@@ -184,6 +204,8 @@ __all__ = [
     "ReducingState",
     "RestartPolicy",
     "RestoreRefused",
+    "Retry",
+    "ReviewConflict",
     "SchemaMismatch",
     "Sink",
     "SinkCapability",
@@ -192,6 +214,7 @@ __all__ = [
     "SnapshotMissing",
     "SnapshotStorage",
     "SnapshotUnreadable",
+    "Snooze",
     "Source",
     "SourceCapability",
     "SourceError",
@@ -206,9 +229,18 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "StreamSettings",
+    "TaskConflict",
+    "TaskContext",
+    "TaskFailed",
+    "TaskInvalid",
+    "TaskNotFound",
+    "TaskState",
+    "TaskWorker",
+    "Tasks",
     "Truncatable",
     "UnknownFactory",
     "UnknownFormat",
+    "UnknownHandler",
     "ValueState",
     "Window",
     "WindowedStream",

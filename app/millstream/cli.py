@@ -1,4 +1,4 @@
-"""The command line: ``millstream up | jobs … | node | dev …``. One Typer app; every command is a thin call of the Python API.
+"""The command line: ``millstream up | jobs … | tasks … | reviews … | node | dev …``. One Typer app; every command is a thin call of the Python API.
 
 Called by people and by programs (``--json``, exit codes); see ``program`` for how errors leave it.
 """
@@ -23,13 +23,20 @@ from millstream_schema.store.tables import SCHEMA_VERSION
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, jobs_app
-from .client import Jobs, reachable
+from .cli_tasks import reviews_app, tasks_app
+from .client import reachable
 from .dev import DevCluster
-from .node_process import NodeProcess, celery_messages, log_to_stderr, prove
+from .logs import log_to_stderr
+from .node_process import NodeProcess, celery_application, celery_messages, prove
 from .program import EPILOG, Commands, Given
+from .reasons import one_line
 
-main = typer.Typer(cls=Commands, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False, help="Exactly-once stream jobs.")
+main = typer.Typer(
+    cls=Commands, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False, help="Exactly-once stream jobs and durable tasks."
+)
 main.add_typer(jobs_app, name="jobs")
+main.add_typer(tasks_app, name="tasks")
+main.add_typer(reviews_app, name="reviews")
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,10 +50,12 @@ def _program(
     ctx: typer.Context,
     database: Annotated[str | None, typer.Option(help="SQLAlchemy URL; else MILLSTREAM_DATABASE.")] = None,
     transport: Annotated[str | None, typer.Option(help="unix:///dir, redis://… or amqp://…; else MILLSTREAM_TRANSPORT.")] = None,
-    checkpoints: Annotated[str | None, typer.Option(help="file:///shared or a database URL; else MILLSTREAM_CHECKPOINTS.")] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="file:///shared (or /shared) or a database URL; else MILLSTREAM_CHECKPOINTS.")
+    ] = None,
     prefix: Annotated[str | None, typer.Option(help="Start of every name in database and broker; else MILLSTREAM_PREFIX.")] = None,
     local: Annotated[Path | None, typer.Option(help="All of it below this directory, as `millstream dev --directory` lays it out.")] = None,
-    namespace: Annotated[str, typer.Option(help="Namespace of the jobs.")] = "default",
+    namespace: Annotated[str, typer.Option(help="Namespace of jobs and tasks.")] = "default",
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
     version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")] = False,
 ) -> None:
@@ -101,7 +110,7 @@ def node(
             slots=slots,
             spares=spares,
             coordinate=not no_coordinator,
-            messages=celery_messages(celery, installation.prefix, shown) if celery else None,
+            messages=celery_messages(celery_application(celery), installation.prefix, shown) if celery else None,
         )
     process.on_signals()
     if with_parent:
@@ -130,19 +139,23 @@ def dev(
     given = {f: v for f, v in ctx.obj.values.items() if v is not None and f in ("transport", "database")}
     log_to_stderr("info")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the nodes and removes the temporary directory, as Ctrl-C does
-    with DevCluster(target, directory=directory or ctx.obj.local, nodes=nodes, slots=slots, **given) as cluster:
+    kept = directory or ctx.obj.local
+    with DevCluster(target, directory=kept, nodes=0, slots=slots, namespace=ctx.obj.namespace, **given) as cluster:
+        row = None
+        if run is not None:  # a job that is refused costs no node
+            row = cluster.jobs.submit(run, name=name, config=values, parallelism=parallelism, settings=settings)
+        cluster.start_nodes(nodes)
         formatting.show(
             f"{nodes} node{'' if nodes == 1 else 's'} below {cluster.directory}; look with: millstream jobs list --local {cluster.directory}"
         )
-        if run is None:
+        if row is None:
             try:
                 threading.Event().wait()
             except KeyboardInterrupt:
                 return
-        with Jobs(cluster.installation, cluster.registry, ctx.obj.namespace) as jobs:
-            row = jobs.submit(run or "", name=name, config=values, parallelism=parallelism, settings=settings)
-            row = jobs.wait(row.id)
-        formatting.show(f"{row.name} is {row.state}" + (f": {row.reason}" if row.reason else ""))
+        else:
+            row = cluster.jobs.wait(row.id, told=formatting.notice)
+            formatting.show(f"{row.name} is {row.state}" + (f": {one_line(row.reason)}" if row.reason else ""))
 
 
 __all__ = ["main"]

@@ -14,6 +14,7 @@ from millstream_schema.store.rows import JobRow
 from . import formatting
 from .arguments import config_of, overrides_of, pairs, settings_of
 from .client import Jobs
+from .reasons import one_line
 
 jobs_app = typer.Typer(no_args_is_help=True, help="Submit jobs, look at them, end them.")
 
@@ -188,7 +189,9 @@ def savepoint(
     """Have a savepoint taken while the job goes on."""
     with ctx.obj.jobs() as jobs:
         taken = jobs.savepoint(name, chosen)
-        found: dict[str, Any] = jobs.wait_savepoint(name, taken, timeout) if wait else {"id": taken, "state": "REQUESTED"}
+        found: dict[str, Any] = (
+            jobs.wait_savepoint(name, taken, timeout, told=formatting.notice) if wait else {"id": taken, "state": "REQUESTED"}
+        )
     if as_json:
         formatting.show_json(found)
     else:
@@ -218,11 +221,11 @@ def _ended_or_asked(jobs: Jobs, row: JobRow, said: str, wait: bool, timeout: flo
     failed: JobFailed | None = None
     if wait:
         try:
-            row = jobs.wait(row.id, timeout=timeout)
+            row = jobs.wait(row.id, timeout=timeout, told=formatting.notice)
         except JobFailed as exc:
             failed, row = exc, jobs.find(row.id)
     if row.state.ended:
-        said = f"{row.name} is {row.state}" + (f": {row.reason}" if row.reason else "")
+        said = f"{row.name} is {row.state}" + (f": {one_line(row.reason)}" if row.reason else "")
     if as_json:
         formatting.show_json(formatting.job_line(row) | more)
     elif failed is None:

@@ -32,30 +32,35 @@ from millstream_schema.errors import (
 from millstream_schema.hints import Hints, JobHint, NoHints
 from millstream_schema.model import NAME, Override
 from millstream_schema.pipeline import FactoryRegistry, Pipeline
+from millstream_schema.plan import PartitionedPlan
 from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
 from millstream_schema.settings import StreamSettings
 from millstream_schema.states import Desired, JobState
-from millstream_schema.store import epochs, jobs
+from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import check_schema
 from millstream_schema.store.rows import JobRow
 
 from .installation import Installation
 from .metrics import render
+from .obstacles import obstacle
 from .pipelines import Pipelines
+from .reasons import one_line
 
 T = TypeVar("T")
 Lines = list[dict[str, Any]]
 Rows = list[JobRow]
 _SAVEPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}\Z")
 _POLL_SECONDS = 0.1
+_PATIENCE_SECONDS = 2.0
 
 
 class Jobs:
     """The jobs of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
     ``pipelines``: the object jobs are built from, needed by :meth:`submit` and :meth:`resume` only. ``hints``: tells the coordinator at once; without it the coordinator finds
-    the row within ``poll_ms``. Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
+    the row within ``poll_ms``. ``database``: one that is open already, and stays its owner's to close. ``changed``: set by who knows that a job moved; waiting then looks at once.
+    Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Jobs:
         hints: Hints | None = None,
         clock: Clock | None = None,
         ids: Ids | None = None,
+        database: Database | None = None,
+        changed: threading.Event | None = None,
     ) -> None:
         if not NAME.match(namespace):
             raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}: use letters, digits, - and _")
@@ -75,20 +82,22 @@ class Jobs:
         self._hints = hints or NoHints()
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
-        self._database = Database(installation.database, self._clock, prefix=installation.table_prefix)
+        self._shared = database is not None
+        self._database = database or Database(installation.database, self._clock, prefix=installation.table_prefix)
         self._operations = Operations(self._database)
-        self._waiting = threading.Event()
+        self._changed = changed or threading.Event()
         try:
             with reachable(self._database.url):
                 require_file(self._database)
                 check_schema(self._database)
         except BaseException:
-            self._database.close()
+            self.close()
             raise
 
     def close(self) -> None:
         """Give the connections back."""
-        self._database.close()
+        if not self._shared:
+            self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +169,7 @@ class Jobs:
         except MillstreamError:
             raise
         except Exception as exc:  # the user's own function
-            raise JobInvalid([f"pipeline {pipeline!r} cannot be built from config {sorted(config)}: {type(exc).__name__}: {exc}"]) from exc
+            raise JobInvalid([_unbuilt(pipeline, config, exc)]) from exc
 
     # -- ending
 
@@ -207,8 +216,11 @@ class Jobs:
         row = self.find(name)
         return self._read(lambda tx: epochs.savepoints(tx, row.id))
 
-    def wait_savepoint(self, name: str, savepoint: str, timeout: float | None = None) -> dict[str, Any]:
-        """Until the savepoint is COMPLETE. Raises TimeoutError; JobFailed when the job ended without taking it."""
+    def wait_savepoint(
+        self, name: str, savepoint: str, timeout: float | None = None, *, told: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
+        """Until the savepoint is COMPLETE. ``told``: as in :meth:`wait`. Raises TimeoutError; JobFailed when the job ended without taking it."""
+        watch = _Watch(self.obstacle, told, self._clock)
         for last in self._polled(timeout):
             found = [s for s in self.savepoints(name) if s["id"] == savepoint]
             if found and found[0]["state"] == "COMPLETE":
@@ -216,13 +228,14 @@ class Jobs:
             row = self.find(name)
             if not found and row.state.ended:
                 raise JobFailed(
-                    f"job {row.name!r} is {row.state} and savepoint {savepoint!r} was not taken: {row.reason or 'no reason was recorded'}"
+                    f"job {row.name!r} is {row.state} and savepoint {savepoint!r} was not taken: {one_line(row.reason) or 'no reason was recorded'}"
                 )
             if last:
-                said = found[0]["error"] if found else ""
+                said = (found[0]["error"] if found else "") or self.obstacle(row.id)
                 raise TimeoutError(
                     f"savepoint {savepoint!r} of job {row.name!r} is not complete after {timeout} s{': ' + said if said else ''}"
                 )
+            watch.look(row)
         raise AssertionError("unreachable")
 
     def _savepoint_id(self, given: str | None) -> str:
@@ -246,10 +259,23 @@ class Jobs:
             return self._operations.find(name, self.namespace)
 
     def status(self, name: str) -> dict[str, Any]:
-        """What is known of a job, as JSON-able values. Raises JobNotFound."""
+        """What is known of a job, as JSON-able values; ``obstacle`` says what it waits for and what to do, or is empty. Raises JobNotFound."""
         row = self.find(name)
         with reachable(self._database.url):
-            return self._operations.status(row.id)
+            found = self._operations.status(row.id)
+        return found | {"obstacle": self.obstacle(row.id)}
+
+    def obstacle(self, name: str) -> str:
+        """What keeps a live job from going on, with the next step: no node, too few slots; empty when nothing does. Raises JobNotFound."""
+        row = self.find(name)
+
+        def look(tx: Transaction) -> str:
+            lease = registry.read_lease(tx)
+            coordinated = lease is not None and lease["expires_us"] > tx.now_us()
+            wanted = len(msgspec.json.decode(row.plan, type=PartitionedPlan).subtasks())
+            return obstacle(row, wanted, registry.active_nodes(tx), registry.used_slots(tx), coordinated)
+
+        return self._read(look)
 
     def epochs(self, name: str, epoch: int | None = None, limit: int = 20) -> Lines | dict[str, Any]:
         """The newest epochs of a job; or one durable epoch with its offsets, segments and committables. Raises JobNotFound, SnapshotMissing."""
@@ -262,30 +288,35 @@ class Jobs:
             raise JobNotFound(f"job {row.name!r} keeps no durable epoch {epoch}; it keeps: {kept}")
         return self._read(lambda tx: describe_epoch(tx, row, epoch))
 
-    def wait(self, name: str, states: Collection[JobState] = (), timeout: float | None = None) -> JobRow:
-        """Until the job is in one of ``states`` or has ended. ``timeout`` in seconds. Raises JobFailed with the causes (unless FAILED was waited for), TimeoutError."""
+    def wait(
+        self, name: str, states: Collection[JobState] = (), timeout: float | None = None, *, told: Callable[[str], None] | None = None
+    ) -> JobRow:
+        """Until the job is in one of ``states`` or has ended. ``timeout`` in seconds. ``told`` is called with what keeps the job from going on (no node, too few slots), when
+        it has been so for two seconds and each time it changes. Raises JobFailed with the causes (unless FAILED was waited for), TimeoutError."""
         job = self.find(name).id
+        watch = _Watch(self.obstacle, told, self._clock)
         for last in self._polled(timeout):
             row = self.find(job)
             if row.state in states:
                 return row
             if row.state is JobState.FAILED:
-                raise JobFailed(f"job {row.name!r} failed: {row.reason or 'no reason was recorded'}")
+                raise JobFailed(f"job {row.name!r} failed: {one_line(row.reason) or 'no reason was recorded'}")
             if row.state.ended:
                 return row
             if last:
-                raise TimeoutError(
-                    f"job {row.name!r} is {row.state} after {timeout} s{': ' + row.reason if row.reason else ''}; it goes on"
-                )
+                why = "; ".join(filter(None, (one_line(row.reason), self.obstacle(job))))
+                raise TimeoutError(f"job {row.name!r} is {row.state} after {timeout} s{': ' + why if why else ''}; it is left as it is")
+            watch.look(row)
         raise AssertionError("unreachable")
 
     def _polled(self, timeout: float | None) -> Iterator[bool]:
         """False for each look but the last."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
+            self._changed.clear()  # before the look: what happens during it ends the wait below
             last = deadline is not None and self._clock.monotonic() >= deadline
             yield last
-            self._waiting.wait(_POLL_SECONDS)
+            self._changed.wait(_POLL_SECONDS)
 
     def _read(self, work: Callable[[Transaction], T]) -> T:
         with reachable(self._database.url):
@@ -296,6 +327,34 @@ class Jobs:
             row = work()
         self._hints.to_coordinator(JobHint(row.id))
         return row
+
+
+class _Watch:
+    """Tells who waits for a job what keeps it from going on: not what passes by itself, and no text twice in a row."""
+
+    def __init__(self, obstacle_of: Callable[[str], str], told: Callable[[str], None] | None, clock: Clock) -> None:
+        self._obstacle_of = obstacle_of
+        self._told = told
+        self._clock = clock
+        self._due = clock.monotonic() + _PATIENCE_SECONDS
+        self._said = ""
+
+    def look(self, row: JobRow) -> None:
+        if self._told is None or self._clock.monotonic() < self._due:
+            return
+        self._due = self._clock.monotonic() + _PATIENCE_SECONDS
+        text = self._obstacle_of(row.id)
+        if text and text != self._said:
+            self._told(f"job {row.name!r} is {row.state}: {text}")
+        self._said = text
+
+
+def _unbuilt(pipeline: str, config: dict[str, Json], exc: Exception) -> str:
+    """The user's own function failed; a key that its config lacks is the usual reason."""
+    held = f"config {sorted(config)}" if config else "an empty config"
+    lacks = exc.args[0] if isinstance(exc, KeyError) and exc.args and exc.args[0] not in config else None
+    said = f"pipeline {pipeline!r} cannot be built from {held}: {type(exc).__name__}: {exc}"
+    return said if lacks is None else f"{said}; give {lacks!r} in config= (on the command line --config)"
 
 
 @contextmanager

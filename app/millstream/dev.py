@@ -13,19 +13,19 @@ import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import structlog
 
-from millstream_coordinator.operations import Operations, Submission
-from millstream_schema.connectors import Json
-from millstream_schema.ports import SystemClock, SystemIds
-from millstream_schema.settings import StreamSettings
+from millstream_coordinator.operations import Operations
+from millstream_schema.ports import SystemClock
 from millstream_schema.states import JobState
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.rows import JobRow
 from millstream_tasks.subtask_main import load_registry
 
+from .client import Jobs
 from .installation import Installation
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,8 @@ class DevCluster:
     """Nodes of one machine, started and watched.
 
     ``pipelines``: ``module:attribute``. ``directory`` holds database, sockets and checkpoints, and may be used again; a temporary one by default. ``transport``: AF_UNIX sockets by
-    default, or a broker's URL. ``restart``: nodes that die are started again after a second.
+    default, or a broker's URL. ``nodes``: how many are started at once; 0 where a job is to be accepted first (:meth:`start_nodes`). ``namespace``: that of ``jobs``.
+    ``restart``: nodes that die are started again after a second.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class DevCluster:
         lease_ms: int = 3_000,
         restart: bool = True,
         spares: int = 1,
+        namespace: str = "default",
     ) -> None:
+        self._namespace = namespace
         self._pipelines = pipelines
         self._temporary = None if directory is not None else tempfile.mkdtemp(prefix="millstream-")
         self.directory = Path(directory or self._temporary or "").absolute()
@@ -62,7 +65,6 @@ class DevCluster:
         self._slots = slots
         self._restart = restart
         self._spares = spares
-        self._ids = SystemIds()
         self._clock = SystemClock()
         self._closing = threading.Event()
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -72,10 +74,15 @@ class DevCluster:
         create_schema(self.database)
         self.operations = Operations(self.database)
         self.registry = load_registry(self._pipelines)
-        for i in range(self._count):
-            self.start_node(f"node{i}")
+        self.jobs = Jobs(self.installation, self.registry, self._namespace, database=self.database)
+        self.start_nodes(self._count)
         threading.Thread(target=self._supervise, name="millstream-dev", daemon=True).start()
         return self
+
+    def start_nodes(self, count: int) -> None:
+        """Start so many more nodes."""
+        for i in range(len(self.nodes), len(self.nodes) + count):
+            self.start_node(f"node{i}")
 
     def start_node(self, name: str) -> None:
         """Start a node process; its standard input is the pipe it hangs on."""
@@ -97,33 +104,13 @@ class DevCluster:
                     log.warning("node died; starting it again", name=name, code=process.returncode)
                     self.start_node(name)
 
-    def submit(
-        self,
-        pipeline: str,
-        *,
-        name: str | None = None,
-        config: dict[str, Json] | None = None,
-        parallelism: int | None = None,
-        settings: StreamSettings | None = None,
-        savepoint: str = "",
-    ) -> str:
-        """Submit a job; its id."""
-        submission = Submission(
-            job=self._ids.new("job"), name=name or pipeline, factory=pipeline, config=config or {}, parallelism=parallelism,
-            settings=settings or StreamSettings(), savepoint=savepoint,
-        )  # fmt: skip
-        return self.operations.submit(submission, self.registry.build(pipeline, config or {})).id
+    def submit(self, pipeline: str, **submission: Any) -> str:
+        """Submit a job; its id. Takes and raises what :meth:`millstream.client.Jobs.submit` does."""
+        return self.jobs.submit(pipeline, **submission).id
 
     def wait(self, job: str, timeout: float, *states: JobState) -> JobRow:
-        """Until the job has ended, or is in one of ``states``. Raises TimeoutError."""
-        deadline = self._clock.monotonic() + timeout
-        while True:
-            row = self.operations.find(job)
-            if row.state in states or row.state.ended:
-                return row
-            if self._clock.monotonic() > deadline:
-                raise TimeoutError(f"job {row.name!r} is {row.state} after {timeout} s: {row.reason}")
-            self._closing.wait(0.05)
+        """Until the job has ended, FAILED or not, or is in one of ``states``. Raises TimeoutError."""
+        return self.jobs.wait(job, (*states, JobState.FAILED), timeout)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._closing.set()

@@ -19,13 +19,11 @@ import structlog
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
-from millstream_coordinator.operations import Operations, Submission
-from millstream_schema.connectors import Json, SnapshotStorage
-from millstream_schema.errors import ConfigurationError, JobFailed
+from millstream_coordinator.operations import Operations
+from millstream_schema.connectors import SnapshotStorage
+from millstream_schema.errors import ConfigurationError
 from millstream_schema.hints import JobHint, NodeHint
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
-from millstream_schema.settings import StreamSettings
-from millstream_schema.states import JobState
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.rows import JobRow
@@ -34,6 +32,8 @@ from millstream_tasks.opening import open_storage
 from millstream_tasks.shell.node_loop import NodeLoop
 from millstream_tasks.shell.threads import ThreadLauncher
 
+from .client import Jobs
+from .installation import Installation
 from .pipelines import Pipelines
 
 
@@ -77,7 +77,7 @@ class EmbeddedCluster:
         self._pipelines = pipelines
         self._temporary = tempfile.TemporaryDirectory(prefix="millstream-") if directory is None else None
         self._directory = Path(self._temporary.name if self._temporary else directory or "").absolute()
-        self._url = database
+        self._installation = Installation.local(self._directory, **({} if database is None else {"database": database}))
         self._slots = slots
         self._encode = encode
         self._threads: list[threading.Thread] = []
@@ -88,10 +88,19 @@ class EmbeddedCluster:
         if not structlog.is_configured():  # the library's own default shows every debug line
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
         clock = SystemClock()
-        self.database = Database(self._url or f"sqlite:///{self._directory / 'millstream.db'}", clock)
+        self.database = Database(self._installation.database, clock, prefix=self._installation.table_prefix)
         create_schema(self.database)
         self.operations = Operations(self.database)
         self._hints = _LocalHints()
+        self.jobs = Jobs(
+            self._installation,
+            self._pipelines,
+            hints=self._hints,
+            clock=clock,
+            ids=self._ids,
+            database=self.database,
+            changed=self._hints.changed,
+        )
         self._coordinator = Coordinator(
             self.database, self._hints, clock, SystemChance(), self._storage, self._ids.new("coordinator"), 10_000
         )
@@ -112,26 +121,11 @@ class EmbeddedCluster:
         self._threads.append(thread)
 
     def _storage(self, url: str) -> SnapshotStorage:
-        return open_storage(url or (self._directory / "checkpoints").as_uri())
+        return open_storage(url or self._installation.checkpoints)
 
-    def submit(
-        self,
-        pipeline: str,
-        *,
-        name: str | None = None,
-        config: dict[str, Json] | None = None,
-        parallelism: int | None = None,
-        settings: StreamSettings | None = None,
-        savepoint: str = "",
-    ) -> str:
-        """Submit a job; its id. Raises JobInvalid, JobConflict, UnknownFactory."""
-        submission = Submission(
-            job=self._ids.new("job"), name=name or pipeline, factory=pipeline, config=config or {}, parallelism=parallelism,
-            settings=settings or StreamSettings(), savepoint=savepoint,
-        )  # fmt: skip
-        row = self.operations.submit(submission, self._pipelines.build(pipeline, config))
-        self._hints.to_coordinator(JobHint(row.id))
-        return row.id
+    def submit(self, pipeline: str, **submission: Any) -> str:
+        """Submit a job; its id. Takes and raises what :meth:`millstream.client.Jobs.submit` does."""
+        return self.jobs.submit(pipeline, **submission).id
 
     def hint(self, job: str) -> None:
         """Have the coordinator look at a job now."""
@@ -139,18 +133,7 @@ class EmbeddedCluster:
 
     def wait(self, job: str, timeout: float | None = None) -> JobRow:
         """Until the job has ended. Raises JobFailed with the causes; TimeoutError."""
-        clock = SystemClock()
-        deadline = None if timeout is None else clock.monotonic() + timeout
-        while True:
-            self._hints.changed.clear()
-            row = self.operations.find(job)
-            if row.state is JobState.FAILED:
-                raise JobFailed(f"job {row.name!r} failed: {row.reason}")
-            if row.state.ended:
-                return row
-            if deadline is not None and clock.monotonic() > deadline:
-                raise TimeoutError(f"job {row.name!r} is {row.state} after {timeout} s: {row.reason}")
-            self._hints.changed.wait(0.25)
+        return self.jobs.wait(job, timeout=timeout)
 
     def run(self, pipeline: str, *, timeout: float | None = None, **submission: Any) -> JobRow:
         """Submit and wait."""

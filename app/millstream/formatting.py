@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream_schema.store.rows import JobRow
+
+from .reasons import one_line
 
 _SECRET = re.compile(r"(://[^\s:/@'\"]*:)[^\s/'\"]*@")
 _QUERY = re.compile(r"(?i)\b(password|passwd|pwd)=[^\s&;'\"]+")
@@ -55,6 +58,11 @@ def show(*parts: RenderableType) -> None:
         out.print(part, soft_wrap=isinstance(part, str | Text))
 
 
+def notice(text: str) -> None:
+    """What somebody who waits should know; on stderr, so that stdout stays what was asked for."""
+    print(f"millstream: {text}", file=sys.stderr, flush=True)
+
+
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(msgspec.json.format(msgspec.json.encode(value)).decode())
@@ -87,7 +95,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns)
     )
     for i, name in enumerate(columns):
-        numeric = any(isinstance(r[i], int | float) for r in found)
+        numeric = any(isinstance(r[i], int | float | Decimal) for r in found)
         made.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in found:
         made.add_row(*(Text("" if cell is None else str(cell), style=_COLOURS.get(str(cell), "")) for cell in row))
@@ -97,6 +105,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 def moment(us: int) -> str:
     """UTC µs for people."""
     return datetime.fromtimestamp(us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S") if us else ""
+
+
+def milliseconds(value: float | None) -> Decimal | None:
+    """A duration with three figures that count, down to the microsecond it was measured in: 3421, 38.2, 0.125."""
+    if value is None:
+        return None
+    places = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3 if value else 0
+    return Decimal(str(value)).quantize(Decimal(1).scaleb(-places))
 
 
 def jobs_table(rows: Sequence[JobRow]) -> Table:
@@ -110,7 +126,7 @@ def jobs_table(rows: Sequence[JobRow]) -> Table:
             r.newest_committed,
             r.restarts,
             moment(r.created_us),
-            first_line(r.reason),
+            brief(r.reason),
         )
         for r in rows
     ]
@@ -128,11 +144,11 @@ def epochs_table(lines: Sequence[Mapping[str, Any]]) -> Table:
                 e["generation"],
                 e["kind"],
                 e["state"],
-                e["duration_ms"],
-                e["commit_ms"],
+                milliseconds(e["duration_ms"]),
+                milliseconds(e["commit_ms"]),
                 e["size"],
                 moment(e["triggered_us"]),
-                first_line(e["reason"]),
+                brief(e["reason"]),
             )
             for e in lines
         ],
@@ -155,7 +171,7 @@ def epoch_parts(epoch: Mapping[str, Any]) -> list[RenderableType]:
 
 def savepoints_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     columns = ("savepoint", "epoch", "state", "taken (UTC)", "error")
-    return table("savepoints", columns, [(s["id"], s["epoch"], s["state"], moment(s["created_us"]), first_line(s["error"])) for s in lines])
+    return table("savepoints", columns, [(s["id"], s["epoch"], s["state"], moment(s["created_us"]), brief(s["error"])) for s in lines])
 
 
 def status_parts(status: Mapping[str, Any]) -> list[RenderableType]:
@@ -167,7 +183,7 @@ def status_parts(status: Mapping[str, Any]) -> list[RenderableType]:
             table(
                 "subtasks",
                 columns,
-                [(s["subtask"], s["node"], s["state"], s["committed"], first_line(s["detail"])) for s in status["subtasks"]],
+                [(s["subtask"], s["node"], s["state"], s["committed"], brief(s["detail"])) for s in status["subtasks"]],
             )
         )
     if status["epochs"]:
@@ -179,7 +195,7 @@ def status_parts(status: Mapping[str, Any]) -> list[RenderableType]:
             table(
                 "history",
                 ("at (UTC)", "event", "detail"),
-                [(moment(h["at_us"]), h["event"], first_line(h["detail"])) for h in status["history"]],
+                [(moment(h["at_us"]), h["event"], brief(h["detail"])) for h in status["history"]],
             )
         )
     return parts
@@ -194,7 +210,8 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("namespace", status["namespace"]),
         ("state", status["state"]),
         ("wanted", status["desired"]),
-        ("reason", status["reason"]),
+        ("reason", one_line(status["reason"])),
+        ("obstacle", status["obstacle"]),
         ("guarantee", " ".join(filter(None, (status["guarantee"], status["note"])))),
         ("generation, term", f"{status['generation']}, {status['term']}"),
         ("restarts", f"{status['restarts']}{f' ({causes})' if causes else ''}"),
@@ -206,8 +223,9 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:160]
+def brief(text: str) -> str:
+    """For a table's cell: one line, cut."""
+    return one_line(text)[:160]
 
 
 def _compact(value: Any) -> str:

@@ -6,6 +6,7 @@ Environment variables (read by :meth:`Installation.from_environment` only): ``MI
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -27,10 +28,16 @@ VARIABLES = {
     "liveness_ms": "MILLSTREAM_LIVENESS_MS",
     "channel_expiry_ms": "MILLSTREAM_CHANNEL_EXPIRY_MS",
 }
+_URLS = ("database", "transport", "checkpoints")
+_DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg", "mysql+pymysql", "mariadb+pymysql")
+_SPELLINGS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mysql+pymysql"}
+_STORAGES = ("sqlite", "postgresql", "mysql", "mariadb")
+_PREFIX = r"^[a-z][a-z0-9]{0,15}$"
 
 
 class Installation(pydantic.BaseModel):
-    """``database``: SQLAlchemy URL. ``transport``: ``unix:///dir``, ``redis://…`` or ``amqp://…``. ``checkpoints``: ``file:///shared`` or a database URL.
+    """``database``: SQLAlchemy URL. ``transport``: ``unix:///dir``, ``redis://…`` or ``amqp://…``. ``checkpoints``: ``file:///shared`` (or the
+    absolute path alone) or a database URL.
 
     ``prefix`` starts the name of every table, queue, key and channel: two installations in one database and broker do not meet. ``lease_ms``: a node or
     coordinator that could not renew for this long is taken for dead (default 10 s); ``poll_ms``: how often rows are read without a hint.
@@ -45,7 +52,7 @@ class Installation(pydantic.BaseModel):
     database: str
     transport: str
     checkpoints: str
-    prefix: str = pydantic.Field(default="millstream", pattern=r"^[a-z][a-z0-9]{0,15}$")
+    prefix: str = pydantic.Field(default="millstream", pattern=_PREFIX)
     lease_ms: int = pydantic.Field(default=10_000, ge=600, le=600_000)
     poll_ms: int = pydantic.Field(default=1_000, ge=10, le=10_000)
     renew_ms: int = pydantic.Field(default=0, ge=0)
@@ -82,11 +89,21 @@ class Installation(pydantic.BaseModel):
     @pydantic.field_validator("database")
     @classmethod
     def _database(cls, value: str) -> str:
+        """The drivers whose errors are understood; SQLAlchemy itself would take others, or its own choice for ``mysql://``."""
         try:
-            sa.make_url(value)
+            url = sa.make_url(value)
         except sa.exc.ArgumentError:
             raise ValueError("not an SQLAlchemy URL: write e.g. postgresql+psycopg://user@host/name or sqlite:////path/file.db") from None
-        return value
+        if url.drivername in _DRIVERS:
+            return value
+        spelling = _SPELLINGS.get(url.drivername.partition("+")[0])
+        if spelling is None:
+            raise ValueError(
+                f"{url.drivername}:// is not supported: use postgresql+psycopg://, mysql+pymysql:// (MariaDB too) or sqlite:///"
+            )
+        raise ValueError(
+            f"write {spelling}:// instead of {url.drivername}:// (the rest of the URL stays): Millstream uses that driver and no other"
+        )
 
     @pydantic.field_validator("transport")
     @classmethod
@@ -94,6 +111,19 @@ class Installation(pydantic.BaseModel):
         if value.partition(":")[0] not in ("unix", "redis", "rediss", "amqp", "amqps", "pyamqp"):
             raise ValueError("must start with unix:///, redis:// or amqp://")
         return value
+
+    @pydantic.field_validator("checkpoints")
+    @classmethod
+    def _checkpoints(cls, value: str) -> str:
+        """An absolute path is made the URL it stands for."""
+        if value.startswith("/"):
+            return Path(value).as_uri()
+        scheme = value.partition(":")[0]
+        if value.startswith(("file:///", "file://localhost/")) or (scheme != value and scheme.partition("+")[0] in _STORAGES):
+            return value
+        raise ValueError(
+            "must be file:///directory or /directory (absolute, reached by every node), or a database URL (postgresql+psycopg://, mysql+pymysql://, sqlite:///)"
+        )
 
     @classmethod
     def local(cls, directory: str | Path, **changes: object) -> Self:
@@ -113,11 +143,11 @@ class Installation(pydantic.BaseModel):
         return cls.checked({field: environ[name] for field, name in VARIABLES.items() if environ.get(name)})
 
     def __init__(self, **values: Any) -> None:
-        """Raises ConfigurationError that says what to set. Values are not shown: a URL may hold a password."""
+        """Raises ConfigurationError that says what to set. URLs are not shown: they may hold a password."""
         try:
             super().__init__(**values)
         except pydantic.ValidationError as exc:
-            wrong = "; ".join(_said(e["type"], e["loc"], e["msg"]) for e in exc.errors(include_input=False))
+            wrong = "; ".join(_said(e["type"], e["loc"], e["msg"], e["input"]) for e in exc.errors())
             raise ConfigurationError(f"the installation is not configured: {wrong}") from None
 
     @classmethod
@@ -134,13 +164,32 @@ class Installation(pydantic.BaseModel):
         return f"{self.prefix}_"
 
 
-def _said(kind: str, location: tuple[int | str, ...], message: str) -> str:
-    """One problem: the field with its variable, and what to do."""
+def _said(kind: str, location: tuple[int | str, ...], message: str, value: object) -> str:
+    """One problem: the field with its variable, its value where that cannot hold a password, and what to do."""
     message = message.removeprefix("Value error, ")
     if not location:
         return message  # a rule between fields, whose text names them
     field = ".".join(map(str, location))
-    variable = VARIABLES.get(str(location[0]), "no variable")
+    if field not in VARIABLES:
+        return f"there is no setting {field!r}; known: {', '.join(VARIABLES)}"
+    variable = VARIABLES[field]
     if kind == "missing":
         return f"{field} ({variable}): not given; set {variable}, or use --{field} or --local DIRECTORY on the command line"
-    return f"{field} ({variable}): {message}"
+    if field in _URLS:
+        return f"{field} ({variable}): {message}"
+    return f"{field} ({variable}) is {value!r}: {_allowed(field)}"
+
+
+def _allowed(field: str) -> str:
+    """What a field that is no URL may be."""
+    if field == "prefix":
+        return "write a lower-case letter, then up to 15 lower-case letters and digits"
+    low, high = (next((getattr(m, a) for m in Installation.model_fields[field].metadata if hasattr(m, a)), None) for a in ("ge", "le"))
+    return f"write a whole number of ms{f', at least {low}' if low is not None else ''}{f', at most {high}' if high is not None else ''}"
+
+
+def address_of(url: str) -> str:
+    """A broker's URL without user, password and options: what may be shown."""
+    scheme, _, rest = url.partition("://")
+    shown = re.sub(r"\?\w+=.*", "", rest).rpartition("@")[2].partition("?")[0]
+    return f"{scheme}://{shown}"

@@ -103,7 +103,12 @@ class CeleryMessages:
                 loop()
             except Exception as exc:  # whatever kombu's transports raise: hints may be lost, the loop may not
                 if not self._closed:
-                    log.warning("broker lost; hints pause", thread=name, error=type(exc).__name__)
+                    log.warning(
+                        "the Celery broker cannot be reached; hints pause, jobs go on by rows",
+                        broker=self._app.connection_for_write().as_uri(),  # without its password
+                        thread=name,
+                        error=f"{type(exc).__name__}: {exc}",
+                    )
                     gc.collect()  # kombu's Redis transport keeps an epoll descriptor in a reference cycle for each failed try
                     pause = FIRST_PAUSE if self._clock.monotonic() - began > LAST_PAUSE else min(pause * 2, LAST_PAUSE)
                     self._stopping.wait(pause)

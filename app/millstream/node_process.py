@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
 import os
 import select
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
-from millstream_schema.errors import ConfigurationError, MillstreamError
+from millstream_schema.errors import ChannelError, ConfigurationError, MillstreamError, StorageError
 from millstream_schema.hints import Hints, JobHint, NodeHint, NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.store.database import Database
@@ -32,9 +31,10 @@ from millstream_tasks.shell.node_loop import NodeLoop
 from millstream_tasks.shell.processes import ProcessLauncher
 from millstream_tasks.shell.wire import Boot
 
-from .installation import Installation
+from .installation import Installation, address_of
+from .logs import log_through_celery, log_to_stderr
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("millstream.node_process")  # not __name__: this module is run as __main__
 
 
 class Messages(Protocol):
@@ -157,40 +157,40 @@ def _ignore(_hint: JobHint) -> None:
     """Nothing to do: this process does not coordinate."""
 
 
-def log_to_stderr(level: str) -> None:
-    """One line an event, on standard error, from ``level`` up."""
-    number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
-def celery_messages(target: str, prefix: str, hostname: str) -> Messages:
-    """The carrier over the broker of the Celery application ``module:attribute``. Raises ConfigurationError."""
-    from .messages import CeleryMessages  # optional: a node without a broker needs no Celery
-
+def celery_application(target: str) -> Any:
+    """The Celery application ``module:attribute``. Raises ConfigurationError."""
     module, _, attribute = target.partition(":")
     try:
-        app = getattr(importlib.import_module(module), attribute or "app")
+        return getattr(importlib.import_module(module), attribute or "app")
     except (ImportError, AttributeError) as exc:
         raise ConfigurationError(f"Celery application {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+
+
+def celery_messages(app: Any, prefix: str, hostname: str) -> Messages:
+    """The carrier over the broker of a Celery application."""
+    from .messages import CeleryMessages  # optional: a node without a broker needs no Celery
+
     return CeleryMessages(app, prefix, hostname)
 
 
 def prove(installation: Installation) -> None:
-    """What a node needs can be reached from here: refuse now rather than fail every job. Raises StorageUnavailable, ChannelError, ConfigurationError."""
+    """What a node needs can be reached from here: refuse now rather than fail every job. Raises StorageError, ChannelError, ConfigurationError."""
     storage = open_storage(installation.checkpoints)
     key = f"proof/{SystemIds().new('node')}"
-    storage.get(storage.put(key, b"millstream"))
-    storage.delete([key])
-    open_transport(installation.transport, installation.prefix).close()
+    try:
+        storage.get(storage.put(key, b"millstream"))
+        storage.delete([key])
+    except StorageError as exc:
+        raise type(exc)(
+            f"{exc}; the checkpoint storage is {address_of(installation.checkpoints)}: it must be a directory this user can write, or a database that runs"
+        ) from exc
+    try:
+        open_transport(installation.transport, installation.prefix).close()
+    except ChannelError as exc:
+        raise type(exc)(
+            f"{str(exc).rstrip('.')}; the transport is {address_of(installation.transport)}: start that server, or correct the transport's URL "
+            "(MILLSTREAM_TRANSPORT, or transport= of the Installation), then try again"
+        ) from exc
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -204,10 +204,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--celery", help="module:attribute of the Celery application whose broker carries hints")
     args = parser.parse_args(argv)
     log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
+    app = None
     try:
+        if args.celery:
+            app = celery_application(args.celery)
+            log_through_celery(app, args.name, os.environ)
         installation = Installation.from_environment(os.environ)
         prove(installation)
-        messages = celery_messages(args.celery, installation.prefix, args.name) if args.celery else None
+        messages = None if app is None else celery_messages(app, installation.prefix, args.name)
         process = NodeProcess(
             installation,
             args.pipelines,
@@ -221,7 +225,10 @@ def main(argv: list[str] | None = None) -> int:
         process.until_stdin_ends()
         process.run()
     except MillstreamError as exc:  # whoever keeps this process reads its last line
-        sys.stderr.write(f"millstream: {exc}\n")
+        if app is None:
+            sys.stderr.write(f"millstream: {exc}\n")
+        else:
+            log.error(str(exc))
         return 1
     return 0
 

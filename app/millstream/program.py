@@ -1,10 +1,11 @@
 """What all commands share: the program's own options, exit codes, and the one place that turns an error into a text on stderr.
 
-Used by ``cli`` and ``cli_jobs``. What must never happen here: a traceback without ``--debug``, a password shown, or a failure that exits 0.
+Used by ``cli``, ``cli_jobs`` and ``cli_tasks``. What must never happen here: a traceback without ``--debug``, a password shown, or a failure that exits 0.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 import traceback
@@ -27,11 +28,13 @@ from millstream_schema.errors import (
     JobNotFound,
     MillstreamError,
     RestoreRefused,
+    ReviewConflict,
     SchemaMismatch,
     SnapshotMissing,
     SourceUnavailable,
     StorageUnavailable,
     StoreUnavailable,
+    TaskNotFound,
     UnknownFactory,
 )
 
@@ -39,15 +42,18 @@ from . import formatting
 from .arguments import pipelines_of
 from .client import Jobs
 from .installation import VARIABLES, Installation
+from .tasks import Tasks
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2, 3, 4, 5
 _EXITS: tuple[tuple[type[Exception], int], ...] = (
     (ConfigurationError, EXIT_USAGE),
     (JobNotFound, EXIT_NOT_FOUND),
+    (TaskNotFound, EXIT_NOT_FOUND),
     (UnknownFactory, EXIT_NOT_FOUND),
     (SnapshotMissing, EXIT_NOT_FOUND),
     (JobInvalid, EXIT_REFUSED),
     (JobConflict, EXIT_REFUSED),
+    (ReviewConflict, EXIT_REFUSED),
     (RestoreRefused, EXIT_REFUSED),
     (FingerprintMismatch, EXIT_REFUSED),
     (SchemaMismatch, EXIT_REFUSED),
@@ -141,6 +147,10 @@ class Given:
         if database_only:
             found = {"transport": "unix://", "checkpoints": "file:///", **found}
         return Installation.checked(found)
+
+    def tasks(self) -> Tasks:
+        """Durable tasks, acted on as the user who is logged in."""
+        return Tasks(self.installation(database_only=True), None, self.namespace, actor=f"cli:{getpass.getuser()}")
 
     def jobs(self, pipelines: str | None = None, *, build: bool = False) -> Jobs:
         registry = pipelines_of(pipelines) if build else None

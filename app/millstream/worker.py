@@ -6,6 +6,7 @@ Celery forks. What must never happen here: coordinator work in the task pool, a 
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from celery import Celery, bootsteps
 
 from millstream_schema.errors import ConfigurationError
@@ -21,7 +21,7 @@ from millstream_schema.errors import ConfigurationError
 from .installation import Installation
 from .messages import ADVANCE, TICK, coordinator_queue
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)  # Celery's own set-up shows it: this runs inside the worker
 RESTART_PAUSE = 1.0
 LONGEST_PAUSE = 8.0
 
@@ -133,7 +133,7 @@ class NodeKeeper:
                 pause = RESTART_PAUSE
                 continue
             pause = min(pause * 2, LONGEST_PAUSE)  # a node that cannot start says why each time; not every second
-            log.warning("node process ended; starting it again", code=process.returncode, next_try_after=pause)
+            log.warning("Millstream's node process ended with %s; starting it again (next try after %s s)", process.returncode, pause)
             if not self._stopping.is_set():
                 self._spawn()
 

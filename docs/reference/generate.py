@@ -61,7 +61,10 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "incremental": ("", "Snapshots hold what changed since the newest durable epoch; off: all state each time"),
     "max_segments": ("segments", "Increments on top of one another before a full snapshot is written"),
     "restart": ("", "See RestartPolicy below"),
-    "checkpoints": ("URL", "Checkpoint storage of this job: `file:///…` or a database URL. Empty: the installation's"),
+    "checkpoints": (
+        "URL",
+        "Checkpoint storage of this job: `file:///…` (or an absolute path) or a database URL. Empty: the installation's",
+    ),
 }
 RESTART: Mapping[str, tuple[str, str]] = {
     "kind": (
@@ -87,7 +90,7 @@ EDGE: Mapping[str, tuple[str, str]] = {
 INSTALLATION: Mapping[str, tuple[str, str]] = {
     "database": ("URL", "SQLAlchemy URL of the control database: `postgresql+psycopg://`, `mysql+pymysql://` (MariaDB) or `sqlite:///`"),
     "transport": ("URL", "Channels between subtasks: `unix:///directory` (one machine), `redis://` or `amqp://`"),
-    "checkpoints": ("URL", "`file:///directory` that every node reaches, or a database URL"),
+    "checkpoints": ("URL", "`file:///directory` (or the absolute path alone) that every node reaches, or a database URL"),
     "prefix": ("", "Starts the name of every table, queue, key and channel: two installations in one database and broker do not meet"),
     "lease_ms": (
         "ms",
@@ -117,6 +120,11 @@ TABLES: Mapping[str, str] = {
     "savepoint": "Savepoints: a manifest of their own and the model it belongs to.",
     "channel": "Channels that were made and not yet deleted, by exact name.",
     "history": "What happened to a job; the last 200 entries.",
+    "task": "Durable tasks, one row each from acceptance to its end: request, state, fence and claim token, what it waits for, result. "
+    "`(namespace, handler, key)` is unique; `ready_lane`, `wake_us` and `blocked_by` are set only for those that can be claimed, wait for an instant, or are blocked.",
+    "attempt": "How attempts ended, and what was reported after another end had been settled (`late`).",
+    "permit": "Resources that at most `capacity` tasks use at once, and the sequence their attempts are numbered from.",
+    "lane": "Weight and pause of a queue in a namespace, where somebody has set them.",
 }
 CAUSES: Mapping[str, str] = {
     "operator": "user code raised",

@@ -9,8 +9,8 @@ from millstream import Installation, Millstream
 app = Celery("shop", broker=os.environ.get("SHOP_BROKER", "redis://127.0.0.1:6379/0"))
 
 installation = Installation(
-    database=os.environ.get("SHOP_DATABASE", "postgresql+psycopg://shop@127.0.0.1/shop"),
-    transport=os.environ.get("SHOP_TRANSPORT", "redis://127.0.0.1:6379/1"),
-    checkpoints=os.environ.get("SHOP_CHECKPOINTS", "file:///srv/shop/checkpoints"),
+    database=os.environ.get("MILLSTREAM_DATABASE", "postgresql+psycopg://shop@127.0.0.1/shop"),
+    transport=os.environ.get("MILLSTREAM_TRANSPORT", "redis://127.0.0.1:6379/1"),
+    checkpoints=os.environ.get("MILLSTREAM_CHECKPOINTS", "file:///srv/shop/checkpoints"),
 )
 millstream = Millstream(app, installation, celery_app="celery_app:app", pipelines="orders:pipelines", slots=4)

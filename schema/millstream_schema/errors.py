@@ -12,6 +12,12 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── JobNotFound
     ├── JobConflict               the operation does not fit the job's present state
     ├── JobFailed                 a job that was waited for ended as FAILED
+    ├── TaskInvalid               a durable task's arguments or options are wrong; nothing was stored
+    ├── TaskConflict              the key is known with other content; names both digests
+    ├── TaskNotFound
+    ├── TaskFailed                a task that was waited for did not succeed; ``state`` and ``cause`` say how
+    ├── UnknownHandler            no handler of that name is registered
+    ├── ReviewConflict            a review's decision does not fit the task's present state
     ├── FingerprintMismatch       a node rebuilt another plan than was submitted
     ├── CodecError
     │   ├── UnknownFormat         kind, version or value type this build does not know
@@ -72,6 +78,36 @@ class JobConflict(MillstreamError):
 
 class JobFailed(MillstreamError):
     """A job that was waited for ended as FAILED; the message holds the causes."""
+
+
+class TaskInvalid(MillstreamError):
+    """A durable task's arguments or options are wrong. Nothing was stored."""
+
+
+class TaskConflict(MillstreamError):
+    """The key is known with other arguments or options; the message holds both digests."""
+
+
+class TaskNotFound(MillstreamError):
+    """There is no such task in this namespace."""
+
+
+class TaskFailed(MillstreamError):
+    """A task that was waited for did not succeed: it failed, was cancelled, expired, or is in review."""
+
+    def __init__(self, task: str, state: str, cause: str, reason: str) -> None:
+        self.task = task
+        self.state = state
+        self.cause = cause
+        super().__init__(f"task {task} is {state}" + (f" ({cause})" if cause else "") + (f": {reason}" if reason else ""))
+
+
+class UnknownHandler(MillstreamError):
+    """No handler of that name is registered in this process."""
+
+
+class ReviewConflict(MillstreamError):
+    """A review's decision does not fit the task's present state: read it again and decide anew."""
 
 
 class FingerprintMismatch(MillstreamError):

@@ -37,8 +37,8 @@ class Chance(Protocol):
 class Ids(Protocol):
     """Fresh identifiers."""
 
-    def new(self, kind: str) -> str:
-        """A new id ``{kind}-{random}``, unique for practical purposes, of [a-z0-9-] only."""
+    def new(self, kind: str, size: int = 6) -> str:
+        """A new id ``{kind}-{random}`` of [a-z0-9-] only, with ``size`` random bytes: 6 are unique among thousands, 10 among thousands of millions."""
         ...
 
 
@@ -65,5 +65,5 @@ class SystemChance:
 class SystemIds:
     """Ids from the operating system's random source."""
 
-    def new(self, kind: str) -> str:
-        return f"{kind}-{secrets.token_hex(6)}"
+    def new(self, kind: str, size: int = 6) -> str:
+        return f"{kind}-{secrets.token_hex(size)}"

@@ -124,7 +124,7 @@ class TypeRegistry:
             raise UnknownFormat(f"the data names the type {name!r}, which is not registered with this job; register it under that name")
         if fields is not None and tuple(fields) != shape.fields:
             raise UnknownFormat(
-                f"the type {name!r} was written with the fields {list(fields)} and now has {list(shape.fields)}; migrate it"
+                f"the type {name!r} was written with the fields {list(fields)} and now has {list(shape.fields)}: use the class it was written with"
             )
         return shape
 

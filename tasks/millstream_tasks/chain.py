@@ -15,6 +15,7 @@ from millstream_schema.model import OperatorSpec, StreamModel
 from millstream_schema.pipeline import Pipeline
 from millstream_schema.plan import Vertex
 
+from .calls import make_all
 from .operators.base import MAX_WATERMARK, Batch, Operator
 from .operators.process import Process
 from .operators.rolling import Aggregate, Reduce
@@ -133,8 +134,7 @@ class Chain:
         return [o for o in self.operators if isinstance(o, SinkOperator)]
 
     def close(self) -> None:
-        for op in self.operators:
-            op.close()
+        make_all(op.close for op in self.operators)
 
 
 def key_function(model: StreamModel, pipeline: Pipeline, operator: str) -> Callable[[Any], Any]:

@@ -1,76 +1,34 @@
 """A node: hosts subtasks, renews their lease, and carries messages between them and the rows.
 
 One step machine, driven by a shell (a thread, a process under a Celery worker, the simulator). Rows are the truth: every renewal is answered with what this node is to run;
-hints only make it look sooner. What must never happen here: a subtask kept whose generation is not the job's, a report dropped because the database was away.
+hints only make it look sooner. What must never happen here: a subtask kept whose generation is not the job's, or one kept past the lease.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 import structlog
 
-from millstream_schema.control import (
-    Abort,
-    Ack,
-    AssignSplits,
-    ChannelsDeleted,
-    CommitPending,
-    Committed,
-    Declined,
-    Deployment,
-    Discovered,
-    Durable,
-    Exhausted,
-    Failed,
-    Finished,
-    Lease,
-    NodeMessage,
-    Ready,
-    Run,
-    Stats,
-    SubtaskMessage,
-    Trigger,
-    WantsEpoch,
-)
-from millstream_schema.errors import CommitUnknown, MillstreamError, StorageError, StoreError, StoreUnavailable
+from millstream_schema.control import Deployment, Discovered, Failed, Finished, Lease, Ready, Stats, SubtaskMessage
+from millstream_schema.errors import CommitUnknown, MillstreamError, StorageError, StoreError
 from millstream_schema.hints import Hints, JobHint, NodeHint
-from millstream_schema.plan import Subtask
 from millstream_schema.ports import Clock, Ids
 from millstream_schema.states import AssignmentState
-from millstream_schema.store import epochs, jobs, registry, truth
+from millstream_schema.store import registry, truth
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.rows import AssignmentRow
+
+from .hosting.child import Hosted, Launcher
+from .hosting.reports import Reports, write_of
 
 log = structlog.get_logger(__name__)
 Key = tuple[str, str]
 """(job id, subtask id)."""
 MARGIN = 0.1
 """Part of the lease kept back: subtasks stop this much before the database would give their work away."""
-
-
-class Child(Protocol):
-    """A running subtask, as its node sees it."""
-
-    def send(self, message: NodeMessage) -> None:
-        """Never blocks, never raises: a child that is gone is noticed by its end."""
-        ...
-
-    def kill(self) -> None:
-        """End it now, whatever it does."""
-        ...
-
-
-class Launcher(Protocol):
-    """Starts subtasks."""
-
-    def launch(self, deployment: Deployment, deliver: Callable[[SubtaskMessage | None], None]) -> Child:
-        """Start one. ``deliver`` may be called from any thread; None means that the child has ended."""
-        ...
 
 
 class NodeEvents(Protocol):
@@ -94,28 +52,6 @@ class NodeSettings(msgspec.Struct, frozen=True):
     poll_ms: int = 1_000
     liveness_ms: int = 8_000
     ping_ms: int = 1_000
-
-
-@dataclass
-class Hosted:
-    """One subtask this node runs."""
-
-    deployment: Deployment
-    child: Child | None
-    answered: float
-    heard: bool = False
-    """It has answered once. Before, it imports and restores, and the job's start limit bounds it."""
-    ready: bool = False
-    told_run: bool = False
-    told_epoch: int = 0
-    told_durable: int = 0
-    told_splits: int = -1
-    told_aborts: set[int] = field(default_factory=set)
-    stats: Stats | None = None
-    written: int = -1
-
-
-Write = Callable[[Transaction], object]
 
 
 class Node:
@@ -147,7 +83,7 @@ class Node:
         self._inbox: deque[tuple[Key, str, SubtaskMessage | None]] = deque()
         self._hinted = False
         self._hosted: dict[Key, Hosted] = {}
-        self._writes: deque[tuple[str, Write]] = deque()
+        self._reports = Reports(database, hints)
         self._deadline = 0.0
         self._renew_at = 0.0
         self._poll_at = 0.0
@@ -188,7 +124,7 @@ class Node:
         self._watch(now)
         if self._inbox or self._hinted:
             return 0.0
-        upcoming = [self._renew_at, self._poll_at, self._ping_at, *([self._retry_at] if self._writes else [])]
+        upcoming = [self._renew_at, self._poll_at, self._ping_at, *([self._retry_at] if self._reports else [])]
         return max(0.0, min(upcoming) - self._clock.monotonic())
 
     def _register(self, now: float) -> bool:
@@ -214,21 +150,19 @@ class Node:
         self._deadline = sent + lease * (1 - MARGIN)
         self._renew_at = sent + self._settings.renew_ms / 1000
         for hosted in self._hosted.values():
-            if hosted.child is not None:
-                hosted.child.send(Lease(self._deadline))
+            hosted.send(Lease(self._deadline))
 
     def _lost(self, now: float) -> None:
         """The lease has passed: everything ends, and the node starts anew under another id."""
         log.warning("node lease lost", node=self.id, subtasks=len(self._hosted))
         self._kill_all()
-        self._writes.clear()
+        self._reports.clear()
         self._inbox.clear()
         self.id = ""
 
     def _kill_all(self) -> None:
         for hosted in self._hosted.values():
-            if hosted.child is not None:
-                hosted.child.kill()
+            hosted.kill()
         self._hosted.clear()
 
     # -- rows to children -----------------------------------------------------------------------------------------------------------------
@@ -254,7 +188,7 @@ class Node:
                 self._follow(row, job)
 
     def _renew(self, sent: float) -> bool:
-        writes = self._progress()
+        writes = [write for hosted in self._hosted.values() if (write := hosted.progress()) is not None]
 
         def work(tx: Transaction) -> bool:
             held = registry.renew_node(tx, self.id, self._settings.lease_ms * 1000)
@@ -273,18 +207,6 @@ class Node:
         self._extend(sent)
         return True
 
-    def _progress(self) -> list[Write]:
-        """What was seen of each attempt since the last renewal. A busy one counts as progress: it is in user code."""
-        writes: list[Write] = []
-        for hosted in self._hosted.values():
-            if hosted.stats is None:
-                continue
-            d, s = hosted.deployment, hosted.stats
-            amount = s.progress if not s.busy else max(s.progress, hosted.written + 1)
-            hosted.written = amount
-            writes.append(_progress_of(d, amount, msgspec.json.encode(s.values).decode()))
-        return writes
-
     def _reap(self, rows: list[AssignmentRow]) -> None:
         """End what this node is not to run any more."""
         wanted = {(r.job, r.subtask): r.generation for r in rows}
@@ -296,35 +218,11 @@ class Node:
                 del self._hosted[key]
 
     def _follow(self, row: AssignmentRow, job: truth.JobTruth) -> None:
-        key = (row.job, row.subtask)
-        hosted = self._hosted.get(key)
-        if hosted is None:
-            if row.state is AssignmentState.ASSIGNED:
-                self._start(row)
-            return
-        child = hosted.child
-        if child is None:
-            return
-        subtask = Subtask.parse(row.subtask)
-        source = subtask.vertex in job.plan.sources
-        if source and hosted.ready and hosted.told_splits != job.job.splits_rev:
-            hosted.told_splits = job.job.splits_rev
-            child.send(AssignSplits(job.owned(subtask), job.all_assigned(subtask)))
-        if not job.running or not hosted.ready:
-            return
-        if not hosted.told_run:
-            hosted.told_run = True
-            child.send(Run())
-        for epoch in job.aborted:
-            if epoch not in hosted.told_aborts:
-                hosted.told_aborts.add(epoch)
-                child.send(Abort(epoch))
-        if job.durable > hosted.told_durable:
-            hosted.told_durable = job.durable
-            child.send(Durable(job.durable))
-        if source and job.trigger is not None and job.trigger[0] > hosted.told_epoch:
-            hosted.told_epoch = job.trigger[0]
-            child.send(Trigger(job.trigger[0], job.trigger[1], job.owned(subtask), job.all_assigned(subtask)))
+        hosted = self._hosted.get((row.job, row.subtask))
+        if hosted is not None:
+            hosted.follow(job)
+        elif row.state is AssignmentState.ASSIGNED:
+            self._start(row)
 
     def _start(self, row: AssignmentRow) -> None:
         """ASSIGNED → STARTED by a guarded write, then the process. A second copy is refused by the row."""
@@ -364,7 +262,7 @@ class Node:
             registry.start_assignment(tx, row.job, row.generation, row.subtask, self.id, attempt)
             registry.end_assignment(tx, row.job, row.generation, row.subtask, attempt, AssignmentState.FAILED, cause, detail)
 
-        self._write(row.job, work)
+        self._reports.add(row.job, work)
 
     # -- children to rows -----------------------------------------------------------------------------------------------------------------
 
@@ -374,31 +272,13 @@ class Node:
             return
         hosted.answered, hosted.heard = self._clock.monotonic(), True
         d = hosted.deployment
-        who = (d.job, d.generation, d.subtask, d.attempt)
         match message:
             case Stats():
                 hosted.stats = message
-            case Ready(committed=committed):
+            case Ready():
                 hosted.ready = True
-                self._write(d.job, lambda tx: registry.ready_assignment(tx, *who, committed))
-            case Ack(epoch=epoch, snapshot=snapshot):
-                self._write(d.job, lambda tx: epochs.acknowledge(tx, d.job, epoch, d.generation, d.subtask, d.attempt, snapshot, ""))
-            case Declined(epoch=epoch, reason=reason):
-                why = reason or "declined"
-                self._write(d.job, lambda tx: epochs.acknowledge(tx, d.job, epoch, d.generation, d.subtask, d.attempt, None, why))
-            case Committed(epoch=epoch):
-                self._write(d.job, lambda tx: registry.committed_assignment(tx, *who, epoch))
-            case CommitPending(epoch=epoch, result=result, detail=detail):
-                self._write(d.job, lambda tx: registry.note_commit(tx, *who, f"epoch {epoch}: {result}: {detail}"))
-            case Discovered(operator=operator, splits=found, complete=complete):
-                self._write(d.job, lambda tx: epochs.discover(tx, d.job, d.generation, operator, found, complete))
+            case Discovered():
                 self._hinted = True
-            case Exhausted():
-                self._write(d.job, lambda tx: registry.exhausted_assignment(tx, *who))
-            case WantsEpoch():
-                self._write(d.job, lambda tx: jobs.want_epoch(tx, d.job, d.generation))
-            case ChannelsDeleted():
-                self._write(d.job, lambda tx: epochs.forget_channels(tx, d.job, d.generation))
             case Finished():
                 self._ended(key, hosted, AssignmentState.FINISHED, "", "")
             case Failed(cause=cause, detail=detail):
@@ -406,68 +286,25 @@ class Node:
             case None:
                 if hosted.child is not None:
                     self._ended(key, hosted, AssignmentState.FAILED, "died", "the subtask's process ended without a word")
+        if message is not None and (write := write_of(d, message)) is not None:
+            self._reports.add(d.job, write)
 
     def _ended(self, key: Key, hosted: Hosted, state: AssignmentState, cause: str, detail: str) -> None:
         """A hosted subtask is over; its entry stays, without a child, until the rows agree."""
         d = hosted.deployment
-        if hosted.child is not None and state is AssignmentState.FAILED:
-            hosted.child.kill()
+        if state is AssignmentState.FAILED:
+            hosted.kill()
         hosted.child = None
-        self._write(d.job, lambda tx: registry.end_assignment(tx, d.job, d.generation, d.subtask, d.attempt, state, cause, detail))
+        self._reports.add(d.job, lambda tx: registry.end_assignment(tx, d.job, d.generation, d.subtask, d.attempt, state, cause, detail))
         self._events.attempt("succeeded" if state is AssignmentState.FINISHED else "failed", d.job, d, detail)
         if state is AssignmentState.FAILED:
             log.warning("subtask failed", job=d.job, subtask=d.subtask, generation=d.generation, cause=cause, detail=detail[:500])
 
-    def _write(self, job: str, write: Write) -> None:
-        self._writes.append((job, write))
-
     def _flush(self) -> None:
-        """Write what children reported, in order, in one transaction; kept and tried again while the database is away."""
-        if not self._writes:
-            return
-        batch = list(self._writes)
-        try:
-            self._written([write for _, write in batch])
-        except (StoreUnavailable, CommitUnknown) as exc:
-            self._keep(len(batch), exc)
-        except Exception as exc:  # one of them is refused for good: it must not hold up those of other jobs
-            log.warning("reports refused; they are written one by one", count=len(batch), error=str(exc))
-            self._flush_singly()
-        else:
-            self._wrote(len(batch))
-
-    def _written(self, writes: list[Write]) -> None:
-        def work(tx: Transaction) -> None:
-            for write in writes:
-                write(tx)
-
-        try:
-            self._db.run(work)
-        except CommitUnknown:
-            self._db.run(work)
-
-    def _keep(self, count: int, exc: Exception) -> None:
-        log.warning("reports kept, not written yet", count=count, error=str(exc))
-        self._retry_at = self._clock.monotonic() + 0.2
-
-    def _wrote(self, count: int) -> None:
-        done = [self._writes.popleft() for _ in range(count)]
-        for job in sorted({job for job, _ in done}):
-            self._hints.to_coordinator(JobHint(job))
-
-    def _flush_singly(self) -> None:
-        """A report that is refused for good ends the attempts of its job here; the others are written."""
-        refused: dict[str, str] = {}
-        while self._writes:
-            job, write = self._writes[0]
-            try:
-                self._written([write])
-            except (StoreUnavailable, CommitUnknown) as exc:
-                self._keep(len(self._writes), exc)
-                break
-            except Exception as exc:
-                refused[job] = f"a report was refused: {type(exc).__name__}: {exc}"
-            self._wrote(1)
+        """Write what children reported. A report that is refused for good ends the attempts of its job here."""
+        refused = self._reports.flush()
+        if self._reports:
+            self._retry_at = self._clock.monotonic() + 0.2
         for job, why in refused.items():
             log.error("report refused for good", job=job, error=why)
             for key, hosted in list(self._hosted.items()):
@@ -520,8 +357,4 @@ class Node:
         return [(k, h.deployment) for k, h in self._hosted.items() if h.child is not None]
 
 
-def _progress_of(d: Deployment, amount: int, stats: str) -> Write:
-    return lambda tx: registry.progress_assignment(tx, d.job, d.generation, d.subtask, d.attempt, amount, stats)
-
-
-__all__ = ["Child", "Launcher", "NoEvents", "Node", "NodeEvents", "NodeSettings"]
+__all__ = ["NoEvents", "Node", "NodeEvents", "NodeSettings"]

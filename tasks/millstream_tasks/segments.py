@@ -111,11 +111,11 @@ class Segment:
             raise SnapshotUnreadable(f"snapshot segment {name} has no readable header: {exc}") from exc
         self._payload = memoryview(data)[8 + length :]
 
-    def _column(self, where: tuple[int, int]) -> list[Any]:
+    def _column(self, entry: Entry, where: tuple[int, int]) -> list[Any]:
         try:
             return decode_column(bytes(self._payload[where[0] : where[0] + where[1]]), self._registry)
         except CodecError as exc:
-            raise SnapshotUnreadable(f"snapshot segment {self._name}: {exc}") from exc
+            raise SnapshotUnreadable(f"snapshot segment {self._name}: state {entry.state!r} of operator {entry.operator!r}: {exc}") from exc
 
     def operators(self) -> set[str]:
         return {e.operator for e in self.header.entries}
@@ -143,7 +143,7 @@ class Segment:
                 held = table.panes.get(e.namespace, ())
                 table.unload(e.namespace, None if alone else [key for key in held if first <= shard_of(key, count) < stop])
                 continue
-            keys = self._column(e.keys)
+            keys = self._column(e, e.keys)
             if len(keys) != e.count:
                 raise SnapshotUnreadable(
                     f"snapshot segment {self._name}: {e.operator}/{e.state} has {len(keys)} keys where {e.count} are listed"
@@ -152,7 +152,7 @@ class Segment:
             if e.op == DEL:
                 table.unload(e.namespace, keys if mine is None else list(compress(keys, mine)))
                 continue
-            values = self._column(e.values)
+            values = self._column(e, e.values)
             if len(values) != len(keys):
                 raise SnapshotUnreadable(
                     f"snapshot segment {self._name}: {e.operator}/{e.state} has {len(keys)} keys and {len(values)} values"

@@ -171,7 +171,7 @@ class SimIds:
         self._world = world
         self._n = 0
 
-    def new(self, kind: str) -> str:
+    def new(self, kind: str, size: int = 6) -> str:
         self._n += 1
         return f"{kind}-{self._world.seed}-{self._n}"
 

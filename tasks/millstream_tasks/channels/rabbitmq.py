@@ -93,10 +93,7 @@ class RabbitTransport:
         return self._consumer.call(lambda: self._connect(name), 2 * self._io_timeout)
 
     def wait(self, timeout: float) -> None:
-        for reader in self._shared.readers:
-            reader.report()
-        self._shared.arrived.wait(timeout)
-        self._shared.arrived.clear()
+        self._shared.wait(timeout)
 
     def wake(self) -> None:
         self._shared.arrived.set()
@@ -111,10 +108,7 @@ class RabbitTransport:
             return
         self._closed = True
         deadline = monotonic() + FLUSH_SECONDS
-        for writer in self._shared.writers:
-            writer.close_by(deadline)
-        for reader in self._shared.readers:
-            reader.close()
+        self._shared.close(deadline)
         for lane in (self._publisher, self._consumer):
             lane.stop()
         for lane in (self._publisher, self._consumer):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from millstream_schema.channels import Frame
 from millstream_schema.errors import ChannelError, ChannelLost, ChannelMissing
 
+from .broker_ends import BrokerEnds
 from .rabbitmq_ends import RabbitReader, RabbitWriter
 from .rabbitmq_link import AmqpLink
 from .unix_wire import WakePipe
@@ -35,16 +36,8 @@ CLOSE_SECONDS = 2.0
 """How long the broker has to answer the good-bye."""
 
 
-class Shared:
+class Shared(BrokerEnds[RabbitReader, RabbitWriter]):
     """What the subtask's thread and the two I/O threads have in common."""
-
-    def __init__(self) -> None:
-        self.arrived = threading.Event()
-        self.answers = threading.Condition()
-        self.readers: tuple[RabbitReader, ...] = ()
-        self.writers: tuple[RabbitWriter, ...] = ()
-        self.failure: ChannelError | None = None
-        self._lock = threading.Lock()
 
     def add(self, end: End) -> None:
         with self._lock:
@@ -60,34 +53,11 @@ class Shared:
             self.writers = tuple(writer for writer in self.writers if writer is not end)
         self.answered()
 
-    def retire(self, name: str, seconds: float) -> None:
-        """Close this transport's own reader of ``name``, if any, and wait until nothing more is sent for it."""
-        for reader in [reader for reader in self.readers if reader.name == name]:
-            reader.close()
-            with self.answers:
-                self.answers.wait_for(lambda: name not in [r.name for r in self.readers] or self.failure is not None, seconds)
-
-    def answered(self) -> None:
-        """Somebody may be waiting in a close."""
-        with self.answers:
-            self.answers.notify_all()
-
     def fail_one(self, end: End, failure: ChannelError) -> None:
         if end.failure is None:
             end.failure = failure
             self.arrived.set()
             self.answered()
-
-    def fail(self, failure: ChannelError) -> None:
-        """A connection is gone: tell everybody."""
-        with self._lock:
-            if self.failure is None:
-                self.failure = failure
-            ends: list[End] = [*self.readers, *self.writers]
-            for end in ends:
-                end.failure = end.failure or self.failure
-        self.arrived.set()
-        self.answered()
 
 
 class Lane(threading.Thread):
@@ -233,7 +203,7 @@ class Publisher(Lane):
         closing = False
         for end in self._settle(tag, multiple):
             if isinstance(end, RabbitWriter):
-                end.confirmed += 1
+                end.answered += 1
                 closing = closing or end.closed
         if closing:
             self.shared.answered()

@@ -98,10 +98,7 @@ class RedisTransport:
         return writer
 
     def wait(self, timeout: float) -> None:
-        for reader in self._shared.readers:
-            reader.report()
-        self._shared.arrived.wait(timeout)
-        self._shared.arrived.clear()
+        self._shared.wait(timeout)
 
     def wake(self) -> None:
         self._shared.arrived.set()
@@ -117,10 +114,7 @@ class RedisTransport:
             return
         self._closed = True
         deadline = monotonic() + FLUSH_SECONDS
-        for writer in self._shared.writers:
-            writer.close_by(deadline)
-        for reader in self._shared.readers:
-            reader.close()
+        self._shared.close(deadline)
         self._shared.stop()
         if self._shared.failure is None:  # else the wake-up that ends the blocking read may never come
             self._outgoing.join(max(0.1, deadline - monotonic()))

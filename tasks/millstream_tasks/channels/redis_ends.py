@@ -7,65 +7,24 @@ subtask's thread, or a frame handed out while ``capacity`` frames are unprocesse
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from time import monotonic
 
 from millstream_schema.channels import Frame
-from millstream_schema.errors import ChannelError, ChannelLost
 
+from .broker_ends import BrokerReader, BrokerWriter
 from .redis_link import command
 
 
-class RedisReader:
-    """See :class:`millstream_schema.channels.ChannelReader`.
-
-    Fields without underscore are shared: ``frames``, ``fetched``, ``full`` are the incoming thread's, ``told`` the outgoing
-    thread's, ``done`` and ``closing`` the subtask thread's; each has one writer, so no lock is needed.
-    """
+class RedisReader(BrokerReader):
+    """The incoming thread receives, the outgoing one sends the reports. ``fetched`` and ``full`` are the incoming thread's."""
 
     def __init__(self, name: str, generation: int, capacity: int, poke: Callable[[], None]) -> None:
-        self.name = name
+        super().__init__(name, capacity, poke)
         self.key = name.encode()
         self.progress_key = self.key + b".r"
         self.generation = generation
-        self.capacity = capacity
-        self.frames: deque[Frame] = deque()
         self.fetched = 0
         self.full = False
-        self.done = 0
-        self.told = 0
-        self.closing = False
-        self.failure: ChannelError | None = None
-        self._step = max(1, capacity // 2)
-        self._poke = poke
-
-    def take(self) -> Frame | None:
-        if self.failure is not None:  # what is buffered died with the connection
-            raise self.failure
-        if self.frames:
-            return self.frames.popleft()
-        if self.closing:
-            raise ChannelLost(f"the reader of channel {self.name} is closed")
-        self.report()
-        return None
-
-    def processed(self, number: int) -> None:
-        if number > self.done:
-            self.done = number
-            if number - self.told >= self._step:
-                self._poke()
-
-    def report(self) -> None:
-        """Let the outgoing thread report what is not reported yet."""
-        if self.done > self.told:
-            self._poke()
-
-    def close(self) -> None:
-        if not self.closing:
-            self.closing = True
-            self.frames.clear()
-            self._poke()
 
     def room(self) -> int:
         """How many frames may be fetched now. Called by the incoming thread, which then waits if there is none.
@@ -94,58 +53,15 @@ class RedisReader:
         return commands
 
 
-class RedisWriter:
-    """See :class:`millstream_schema.channels.ChannelWriter`.
-
-    ``pending`` is filled by the subtask's thread and emptied by the outgoing one, ``progress`` is the incoming thread's,
-    ``answered`` and ``failure`` the outgoing one's.
-    """
+class RedisWriter(BrokerWriter):
+    """The outgoing thread sends and counts answers, the incoming one receives the reports; ``failure`` is the outgoing one's."""
 
     def __init__(self, name: str, generation: int, poke: Callable[[], None], answers: threading.Condition, flush_seconds: float) -> None:
-        self.name = name
+        super().__init__(name, poke, answers, flush_seconds)
         self.key = name.encode()
         self.progress_key = self.key + b".r"
         self.generation = generation
-        self.pending: deque[Frame] = deque()
-        self.put_count = 0
-        self.answered = 0
-        self.progress = 0
-        self.failure: ChannelError | None = None
-        self.closed = False
-        self._poke = poke
-        self._answers = answers
-        self._flush_seconds = flush_seconds
         self._head = b"*6\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n" % (len(self.key), self.key)
-
-    def put(self, frame: Frame) -> None:
-        if self.failure is not None:
-            raise self.failure
-        if self.closed:
-            raise ChannelLost(f"the writer of channel {self.name} is closed")
-        self.put_count += 1
-        self.pending.append(frame)
-        self._poke()
-
-    @property
-    def reported(self) -> int:
-        if self.failure is not None:
-            raise self.failure
-        return self.progress
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.close_by(monotonic() + self._flush_seconds)
-
-    def close_by(self, deadline: float) -> None:
-        """Wait until Redis answered for every frame, at most until ``deadline`` (monotonic seconds), and close."""
-        self.closed = True
-        self._poke()
-        with self._answers:
-            self._answers.wait_for(lambda: self.answered >= self.put_count or self.failure is not None, max(0.0, deadline - monotonic()))
-        self.failure = self.failure or ChannelLost(f"the writer of channel {self.name} is closed")
-        self.pending.clear()
-        self._poke()
 
     def encode(self, frame: Frame) -> bytes:
         """The command that adds a frame: refused with an error when the id is not above the last one, None when no stream."""

@@ -13,6 +13,7 @@ from time import monotonic
 from millstream_schema.channels import Frame
 from millstream_schema.errors import ChannelError, ChannelLost, ChannelMissing
 
+from .broker_ends import BrokerEnds
 from .redis_ends import RedisReader, RedisWriter
 from .redis_link import Answer, RedisLink, ResponseError, command
 
@@ -22,21 +23,16 @@ BATCH_BYTES = 8 * 1024 * 1024
 WAKE_EXPIRE_MS = b"3600000"
 
 
-class Shared:
+class Shared(BrokerEnds[RedisReader, RedisWriter]):
     """What the subtask's thread and the two I/O threads have in common."""
 
     def __init__(self, wake_key: bytes, block_seconds: float) -> None:
+        super().__init__()
         self.wake_key = wake_key
         self.block_ms = b"%d" % int(block_seconds * 1000)
-        self.arrived = threading.Event()
         self.work = threading.Event()
-        self.answers = threading.Condition()
-        self.readers: tuple[RedisReader, ...] = ()
-        self.writers: tuple[RedisWriter, ...] = ()
         self.wake_requests = 0
         self.stopping = False
-        self.failure: ChannelError | None = None
-        self._lock = threading.Lock()
 
     def poke(self) -> None:
         """There is something to send."""
@@ -72,30 +68,14 @@ class Shared:
                 self.readers = tuple(reader for reader in self.readers if reader not in gone)
                 self.writers = tuple(writer for writer in self.writers if writer not in gone)
 
-    def retire(self, name: str, seconds: float) -> None:
-        """Close this transport's own reader of ``name``, if any, and wait until nothing more is sent for it."""
-        for reader in [reader for reader in self.readers if reader.name == name]:
-            reader.close()
-            with self.answers:
-                self.answers.wait_for(lambda: name not in [r.name for r in self.readers] or self.failure is not None, seconds)
-
     def stop(self) -> None:
         """End both threads after what is pending has been sent."""
         self.stopping = True
         self.poke()
 
     def fail(self, failure: ChannelError) -> None:
-        """A connection is gone: tell everybody."""
-        with self._lock:
-            if self.failure is None:
-                self.failure = failure
-            ends: list[RedisReader | RedisWriter] = [*self.readers, *self.writers]
-            for end in ends:
-                end.failure = end.failure or self.failure
-        with self.answers:
-            self.answers.notify_all()
+        super().fail(failure)
         self.work.set()
-        self.arrived.set()
 
 
 class Outgoing(threading.Thread):
@@ -159,8 +139,7 @@ class Outgoing(threading.Thread):
             self._settle_frame(writer, self._link.receive())
         shared.forget(gone)
         if frames or gone:
-            with shared.answers:
-                shared.answers.notify_all()
+            shared.answered()
 
     def _frames(self) -> Iterator[tuple[RedisWriter, Frame]]:
         """Pending frames, in order per channel, of all channels in turn; a bounded batch."""

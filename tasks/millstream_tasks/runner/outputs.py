@@ -217,6 +217,7 @@ class Outputs:
                 self._sides.setdefault((e.edge.spec.source, e.edge.spec.side), []).append(e)
         self.records = 0
         self.unflushed = False
+        self._idle = False
 
     def emit(self, batch: Batch) -> None:
         self.records += len(batch.values)
@@ -234,8 +235,11 @@ class Outputs:
             channel.send(Kind.WATERMARK, watermark)
 
     def emit_status(self, idle: bool) -> None:
-        for channel in self.channels:
-            channel.send(Kind.STATUS, idle)
+        """Whether anything comes from here for now; said when it changes."""
+        if idle != self._idle:
+            self._idle = idle
+            for channel in self.channels:
+                channel.send(Kind.STATUS, idle)
 
     def barrier(self, epoch: int, kind: str) -> None:
         """Records first, then the barrier on every channel."""

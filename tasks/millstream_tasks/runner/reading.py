@@ -7,11 +7,24 @@ read that is not owned, a finished split forgotten before a durable manifest hol
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from millstream_schema.connectors import CheckpointParticipant, ConnectorContext, Json, Read, Source, Split, SplitReader, Truncatable
+from millstream_schema.connectors import (
+    CheckpointParticipant,
+    Committable,
+    ConnectorContext,
+    Json,
+    Read,
+    Source,
+    Split,
+    SplitReader,
+    Truncatable,
+)
 from millstream_schema.manifest import SplitState
 from millstream_schema.model import OperatorSpec
+
+from ..calls import make_all
 
 
 class _Owned:
@@ -147,10 +160,19 @@ class SourceDriver:
                 found.append((f"{self.id}/{o.split_id}", reader))
         return found
 
+    def save_state(self, epoch: int) -> dict[str, Json]:
+        """What the readers that take part in epochs put into this one's snapshot."""
+        return {name: participant.save_state(epoch) for name, participant in self.participants()}
+
+    def prepare_commit(self, epoch: int) -> list[Committable]:
+        return [c for _, participant in self.participants() for c in participant.prepare_commit(epoch)]
+
+    def finish_commit(self, epoch: int, success: bool) -> None:
+        """``epoch`` is committed, or aborted: then what its participants prepared goes into the next. All hear of it, also when one fails."""
+        make_all(partial(participant.finish_commit, epoch, success) for _, participant in reversed(self.participants()))
+
     def close(self) -> None:
-        for o in self._owned.values():
-            if o.reader is not None:
-                o.reader.close()
+        make_all(o.reader.close for o in self._owned.values() if o.reader is not None)
 
 
 def dead_letters(dead: Iterable[tuple[str, bytes, str]]) -> list[dict[str, Any]]:

@@ -44,3 +44,8 @@ class Outage:
             ) from error
         self._next = now + self._wait
         self._wait = min(self._wait * 2, LONGEST_WAIT)
+
+
+def negative_problems(**seconds: float) -> list[str]:
+    """One sentence for each of these options that is below 0 s."""
+    return [f"{name} must be at least 0 s, not {value!r}" for name, value in seconds.items() if value < 0]

@@ -45,6 +45,11 @@ class QueueConnection:
             write_timeout=SOCKET_SECONDS,
             heartbeat=heartbeat,
         )
+        self._consume(amqp, prefetch)
+
+    def _consume(self, amqp: Any, prefetch: int) -> None:
+        """Connect and consume. Raises :class:`Lost` for what may pass, SourceError for what will not; then everything is closed."""
+        queue = self._queue
         try:
             self._connection.connect()
             # A body stays bytes whatever its content encoding says: decoding is the source's, under its poison policy.
@@ -52,7 +57,7 @@ class QueueConnection:
             self._channel.open()
             self._channel.queue_declare(queue, passive=True)
             self._channel.basic_qos(0, prefetch, False)
-            self._channel.basic_consume(queue, no_ack=False, exclusive=True, callback=on_message, on_cancel=self._on_cancel)
+            self._channel.basic_consume(queue, no_ack=False, exclusive=True, callback=self._on_message, on_cancel=self._on_cancel)
         except amqp.AccessRefused as error:
             self.close()
             if "exclusive" in str(error):

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from millstream_schema.connectors import Committable, ConnectorContext, Json, PoisonPolicy, Read, SourceCapability, Split
-from millstream_schema.errors import ConfigurationError, SourceError
-from millstream_tasks.sources.broker_urls import redacted, split_url
+from millstream_schema.errors import SourceError
+from millstream_tasks.sources.broker_urls import BrokerUrl
 from millstream_tasks.sources.memory import qualified_name
-from millstream_tasks.sources.outage import Outage
+from millstream_tasks.sources.outage import Outage, negative_problems
 from millstream_tasks.sources.poison import PoisonTally, policy_problem
 from millstream_tasks.sources.rabbitmq_connection import Lost, QueueConnection
 from millstream_tasks.sources.rabbitmq_ledger import Ledger
@@ -63,7 +63,7 @@ class RabbitQueueSource:
         heartbeat: int = 10,
         give_up: float = 30.0,
     ) -> None:
-        self._url = url
+        self._url = BrokerUrl(url, SCHEMES, EXAMPLE)
         self._queue = queue
         self._id_header = id_header
         self._retention = dedup_retention
@@ -76,7 +76,7 @@ class RabbitQueueSource:
 
     def config(self) -> dict[str, Json]:
         return {
-            "broker": redacted(split_url(self._url, SCHEMES, EXAMPLE)),
+            "broker": self._url.redacted(),
             "queue": self._queue,
             "id_header": self._id_header,
             "dedup_retention": self._retention,
@@ -87,11 +87,7 @@ class RabbitQueueSource:
         }
 
     def problems(self) -> list[str]:
-        found = policy_problem(self._poison)
-        try:
-            split_url(self._url, SCHEMES, EXAMPLE)
-        except ConfigurationError as error:
-            found.append(str(error))
+        found = policy_problem(self._poison) + self._url.problems()
         if not self._queue or not self._id_header:
             found.append("queue and id_header must not be empty")
         if type(self._prefetch) is not int or not 1 <= self._prefetch <= MAX_PREFETCH:
@@ -102,16 +98,14 @@ class RabbitQueueSource:
             found.append(f"dedup_retention must be above 0 s, not {self._retention!r}")
         if type(self._heartbeat) is not int or self._heartbeat < 2:
             found.append(f"heartbeat must be an integer of at least 2 s, not {self._heartbeat!r}")
-        if self._give_up < 0:
-            found.append(f"give_up must be at least 0 s, not {self._give_up!r}")
-        return found
+        return found + negative_problems(give_up=self._give_up)
 
     def discover(self, known: frozenset[str]) -> list[Split]:
         return [] if "0" in known else [Split("0")]
 
     def open(self, split: Split, cursor: Json, context: ConnectorContext) -> RabbitQueueReader:
-        url = split_url(self._url, SCHEMES, EXAMPLE)
-        what = f"queue {self._queue} at {redacted(url)}"
+        url = self._url.parts()
+        what = f"queue {self._queue} at {self._url.redacted()}"
 
         def connect(on_message: Callable[[Any], None]) -> QueueConnection:
             return QueueConnection(url, self._queue, self._prefetch, self._heartbeat, on_message)

@@ -14,9 +14,9 @@ import msgspec
 
 from millstream_schema.connectors import ConnectorContext, Json, PoisonPolicy, Read, SourceCapability, Split
 from millstream_schema.errors import ConfigurationError, SourceError
-from millstream_tasks.sources.broker_urls import redacted, split_url
+from millstream_tasks.sources.broker_urls import BrokerUrl
 from millstream_tasks.sources.memory import qualified_name
-from millstream_tasks.sources.outage import Outage
+from millstream_tasks.sources.outage import Outage, negative_problems
 from millstream_tasks.sources.poison import PoisonTally, policy_problem
 
 FETCH_ENTRIES = 1000
@@ -63,7 +63,7 @@ class RedisStreamSource:
         poll_interval: float = 0.02,
         give_up: float = 30.0,
     ) -> None:
-        self._url = url
+        self._url = BrokerUrl(url, SCHEMES, EXAMPLE)
         self._streams = [streams] if isinstance(streams, str) else list(streams)
         self._match = match
         self._decode = decode
@@ -75,7 +75,7 @@ class RedisStreamSource:
 
     def config(self) -> dict[str, Json]:
         return {
-            "redis": redacted(split_url(self._url, SCHEMES, EXAMPLE)),
+            "redis": self._url.redacted(),
             "streams": list(self._streams),
             "match": self._match,
             "decode": self._decode,
@@ -85,11 +85,7 @@ class RedisStreamSource:
         }
 
     def problems(self) -> list[str]:
-        found = policy_problem(self._poison)
-        try:
-            split_url(self._url, SCHEMES, EXAMPLE)
-        except ConfigurationError as error:
-            found.append(str(error))
+        found = policy_problem(self._poison) + self._url.problems()
         if not self._streams and self._match is None:
             found.append("no stream is named: give streams=[...] or match='prefix:*'")
         if len(set(self._streams)) != len(self._streams) or "" in self._streams:
@@ -99,10 +95,7 @@ class RedisStreamSource:
                 "a".encode(self._decode)  # not b"": an empty text is never looked at
         except (LookupError, TypeError):
             found.append(f"decode={self._decode!r} is no encoding; write one such as 'utf-8', or None for bytes")
-        for name, seconds in (("poll_interval", self._poll_interval), ("give_up", self._give_up)):
-            if seconds < 0:
-                found.append(f"{name} must be at least 0 s, not {seconds!r}")
-        return found
+        return found + negative_problems(poll_interval=self._poll_interval, give_up=self._give_up)
 
     def discover(self, known: frozenset[str]) -> list[Split]:
         names = dict.fromkeys(self._streams)
@@ -112,7 +105,7 @@ class RedisStreamSource:
 
     def open(self, split: Split, cursor: Json, context: ConnectorContext) -> RedisStreamReader:
         return RedisStreamReader(
-            _client(self._url),
+            _client(self._url.text),
             split.split_id,
             None if cursor is None else _position(cursor, split.split_id),
             decode=self._decode,
@@ -120,13 +113,13 @@ class RedisStreamSource:
             id_timestamps=self._id_timestamps,
             tally=PoisonTally(PoisonPolicy(self._poison), f"Redis stream {split.split_id}"),
             poll_interval=self._poll_interval,
-            outage=Outage(f"Redis at {redacted(split_url(self._url, SCHEMES, EXAMPLE))}", self._give_up),
+            outage=Outage(f"Redis at {self._url.redacted()}", self._give_up),
         )
 
     def _matching(self, pattern: str) -> list[str]:
         import redis
 
-        client = _client(self._url)
+        client = _client(self._url.text)
         try:
             return [key.decode() for key in client.scan_iter(match=pattern, count=1000, _type="stream")]
         except UnicodeDecodeError as error:

@@ -18,7 +18,7 @@ from millstream_schema.target.connection import TargetConnection, connect
 from millstream_schema.target.dialects import DIALECTS
 from millstream_schema.target.failures import TargetRefused, TargetUnavailable
 from millstream_schema.target.urls import parse_url
-from millstream_tasks.sources.outage import Outage
+from millstream_tasks.sources.outage import Outage, negative_problems
 from millstream_tasks.sources.sql_keys import decode_key, encode_key
 
 FETCH_ROWS = 1000
@@ -102,9 +102,7 @@ class SqlKeySource:
             found.append(f"settle must be above 0 s, not {self._settle!r}")
         if self._settle_unit not in SETTLE_UNITS:
             found.append(f"settle_unit={self._settle_unit!r} is unknown; write one of {', '.join(map(repr, SETTLE_UNITS))}")
-        for name, seconds in (("poll_interval", self._poll_interval), ("give_up", self._give_up)):
-            if seconds < 0:
-                found.append(f"{name} must be at least 0 s, not {seconds!r}")
+        found += negative_problems(poll_interval=self._poll_interval, give_up=self._give_up)
         for column, value in self._where.items():
             try:
                 if value is not None:

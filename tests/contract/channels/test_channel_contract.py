@@ -10,9 +10,13 @@ from time import monotonic
 
 import pytest
 from tests.contract.channels.harness import Carrier, Pair, raises, take, until
+from tests.unit.runner.rig import spoken
 
 from millstream_schema.channels import ChannelReader, ChannelWriter, Frame, Transport
+from millstream_schema.envelope import Envelope, Kind, decode_envelope
 from millstream_schema.errors import ChannelError, ChannelLost, ChannelMissing
+from millstream_schema.values import TypeRegistry
+from millstream_tasks.runner.inputs import InputChannel
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -136,6 +140,32 @@ def test_deleting_is_by_exact_name_and_passes_over_what_does_not_exist(carrier: 
     assert take(kept.reader, 1, *kept.both) == [Frame(1, b"a")]
     kept.reader.processed(1)
     until(lambda: kept.writer.reported == 1, *kept.both)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_T24_watermarks_and_statuses_keep_their_place_among_the_records_when_frames_come_again(carrier: Carrier, seed: int) -> None:
+    """T-24: a producer that sends every few frames once more, as after a lost answer: what the consumer takes is what was said, in that order, each once."""
+    frames, chance = spoken(f"contract-{seed}"), random.Random(seed)
+    pair = Pair(carrier, 8)
+    receiving = InputChannel(pair.channel, pair.reader, TypeRegistry())
+    heard: list[Envelope] = []
+    state = {"put": 0}
+
+    def step() -> bool:
+        while state["put"] < len(frames) and state["put"] - pair.writer.reported < 8:
+            state["put"] += 1
+            pair.writer.put(frames[state["put"] - 1])
+            if chance.random() < 0.3:
+                for frame in frames[max(0, state["put"] - chance.randint(1, 4)) : state["put"]]:
+                    pair.writer.put(frame)
+        while (envelope := receiving.take()) is not None:
+            heard.append(envelope)
+            pair.reader.processed(receiving.number)
+        return len(heard) == len(frames)
+
+    until(step, *pair.both)
+    assert heard == [decode_envelope(frame.data, TypeRegistry(), "c") for frame in frames]
+    assert {e.kind for e in heard} == {Kind.RECORDS, Kind.WATERMARK, Kind.STATUS, Kind.BARRIER}
 
 
 def test_T52_a_held_channel_does_not_block_another_of_the_same_consumer(carrier: Carrier) -> None:

@@ -10,12 +10,17 @@ from urllib.parse import urlsplit
 import amqp
 import pytest
 from tests.contract.channels.harness import PREFIX, Carrier, Pair, make_carrier, raises, take, until
+from tests.unit.runner.rig import spoken
+from tests.unit.tasks.parts import HandChannel
 
 from millstream_schema.channels import ChannelId, Frame, Transport
+from millstream_schema.envelope import decode_envelope
 from millstream_schema.errors import ChannelLost, ChannelMissing, ConfigurationError
+from millstream_schema.values import TypeRegistry
 from millstream_tasks.channels.rabbitmq import HOUR_MS, RabbitTransport
 from millstream_tasks.channels.rabbitmq_io import Lane
-from millstream_tasks.channels.rabbitmq_link import connection_options
+from millstream_tasks.channels.rabbitmq_link import NUMBER, connection_options
+from millstream_tasks.runner.inputs import InputChannel
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -114,6 +119,29 @@ def test_a_published_frame_that_is_returned_raises_channel_missing(carrier: Carr
     numbers = iter(range(1, 100_000))
     raises(ChannelMissing, lambda: writer.put(Frame(next(numbers), b"x")), *pair.both)
     raises(ChannelLost, pair.reader.take, *pair.both)
+
+
+def test_T24_what_the_broker_delivers_again_brings_nothing_out_of_its_place(carrier: Carrier, broker: Any) -> None:
+    """T-24: frames given back by a lost consumer, read again from the queue: those that were taken are passed over, the others come as they were said."""
+    pair, frames, wire = Pair(carrier, 64), spoken("given-back"), HandChannel()
+    for frame in frames:
+        pair.writer.put(frame)
+    receiving = InputChannel(pair.channel, wire, TypeRegistry())
+    wire.frames.extend(take(pair.reader, 25, *pair.both))
+    heard = [receiving.take() for _ in range(25)]
+    pair.reader.processed(10)
+    name = pair.channel.name(PREFIX)
+    until(lambda: pair.writer.reported == 10 and waiting(broker, name) == 0, *pair.both)
+    cut(pair.consumer, "consumer")
+    until(lambda: waiting(broker, name) == len(frames) - 10, pair.producer)
+    while (message := broker.basic_get(name, no_ack=True)) is not None:
+        assert message.delivery_info["redelivered"]
+        (number,) = NUMBER.unpack_from(message.body)
+        wire.frames.append(Frame(number, message.body[NUMBER.size :]))
+    while (envelope := receiving.take()) is not None:
+        heard.append(envelope)
+    assert heard == [decode_envelope(f.data, TypeRegistry(), "c") for f in frames]
+    assert receiving.repeats == 15
 
 
 def test_T55_a_blocked_connection_stalls_publishing_only(carrier: Carrier, broker: Any) -> None:

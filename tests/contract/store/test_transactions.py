@@ -18,7 +18,7 @@ from tests.contract.store.stores import PLAN, Opened, insert_job, read_job, snap
 from millstream_coordinator.reconciler import Reconciler
 from millstream_schema.connectors import Split
 from millstream_schema.errors import CommitUnknown, ConfigurationError, StoreError, StoreUnavailable
-from millstream_schema.hints import NoHints
+from millstream_schema.hints import JobHint, NodeHint, NoHints
 from millstream_schema.ports import SystemChance, SystemClock
 from millstream_schema.settings import StreamSettings
 from millstream_schema.states import AssignmentState, JobState
@@ -200,7 +200,7 @@ def test_sqlite_files_opened_for_the_first_time_by_many_at_once_all_open(tmp_pat
     for turn in range(20):
         url = f"sqlite:///{tmp_path}/{turn}.db"
         opened = [Database(url, SystemClock(), timeout_ms=3000) for _ in range(4)]
-        answers = together(*(lambda db=db: db.run(lambda tx: tx.has_table("nothing")) for db in opened))  # type: ignore[misc]
+        answers = together(*(lambda db=db: db.run(lambda tx: tx.has_table("nothing")) for db in opened))
         for db in opened:
             db.close()
         assert answers == [False] * 4
@@ -312,6 +312,44 @@ def test_b15_many_coordinators_on_one_job_deploy_it_once(store: Opened) -> None:
     assert not [a for a in answers if isinstance(a, BaseException)], answers
     assert read_job(store.db, "j").generation == 1
     assert len(table_rows(store.db, "assignment")) == len(PLAN.subtasks())
+
+
+class Said:
+    """Hints, noted."""
+
+    def __init__(self) -> None:
+        self.whats: list[str] = []
+
+    def to_node(self, hint: NodeHint) -> None:
+        self.whats.append(hint.what)
+
+    def to_coordinator(self, hint: JobHint) -> None:
+        raise AssertionError(hint)
+
+
+def test_t43_many_coordinators_make_an_epoch_durable_once(store: Opened) -> None:
+    """All find the last acknowledgement at the same moment, again and again: one manifest an epoch, and one of them says so."""
+    insert_job(store.db, "j", JobState.RUNNING, generation=1, next_epoch=1, in_flight=0, newest_durable=0, newest_committed=0)
+    store.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
+    subtasks = [s.id for s in PLAN.subtasks()]
+    store.db.run(lambda tx: registry.assign(tx, "j", 1, dict.fromkeys(subtasks, "n1"), 0))
+    for s in subtasks:
+        store.db.run(lambda tx, s=s: registry.start_assignment(tx, "j", 1, s, "n1", f"t-{s}"))  # type: ignore[misc]
+        store.db.run(lambda tx, s=s: registry.ready_assignment(tx, "j", 1, s, f"t-{s}", 0))  # type: ignore[misc]
+    workers = [(Reconciler(store.open(), said, SystemChance()), said) for said in (Said(), Said(), Said())]
+    for epoch in range(1, 7):
+        store.db.run(lambda tx: jobs.want_epoch(tx, "j", 1))
+        workers[0][0].advance("j")
+        assert read_job(store.db, "j").in_flight == epoch
+        for s in subtasks:
+            taken = snapshot(s)
+            store.db.run(lambda tx, s=s, t=taken, e=epoch: epochs.acknowledge(tx, "j", e, 1, s, f"t-{s}", t, ""))  # type: ignore[misc]
+        answers = together(*[lambda w=w: w.advance("j") for w, _ in workers])
+        assert not [a for a in answers if isinstance(a, BaseException)], answers
+        row = read_job(store.db, "j")
+        assert (row.newest_durable, row.in_flight) == (epoch, 0)
+        assert sorted(m["epoch"] for m in table_rows(store.db, "manifest")) == list(range(1, epoch + 1))
+        assert [what for _, said in workers for what in said.whats].count("durable") == epoch
 
 
 # -- COMMITs whose answer is lost

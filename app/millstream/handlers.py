@@ -1,0 +1,93 @@
+"""``Handlers``: the durable tasks of a user's program.
+
+::
+
+    handlers = Handlers()
+
+    @handlers.task(effects="idempotent", attempts=5)
+    def send_invoice(number: int) -> str: ...
+
+Made when the user's module is imported, given to clients and workers. What must never happen here: an option that is taken and not honoured.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from millstream_schema.durable.records import Policy
+from millstream_schema.durable.requests import HANDLER, NAME, HandlerSpec
+from millstream_schema.durable.states import Effects
+from millstream_schema.errors import ConfigurationError
+from millstream_tasks.durable.handlers import Handler, HandlerRegistry
+
+DEFAULT_ATTEMPTS = {Effects.IDEMPOTENT: 5, Effects.TRANSACTIONAL: 5, Effects.EXTERNAL: 1}
+
+
+class Handlers:
+    """Registers functions as handlers of durable tasks."""
+
+    def __init__(self) -> None:
+        self.registry = HandlerRegistry()
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str = "",
+        queue: str = "default",
+        effects: str = "external",
+        attempts: int | None = None,
+        delay: float = 1.0,
+        max_delay: float = 600.0,
+        permit: str = "",
+        capacity: int = 1,
+        ordered: bool = False,
+    ) -> Any:
+        """Register a function; used with or without options.
+
+        ``effects``: what repeating it would do: ``idempotent`` | ``transactional`` | ``external`` (the default: it is never repeated by itself).
+        ``attempts``: how often it may raise (5; 1 for external). ``delay``, ``max_delay``: seconds before the second attempt, doubled for each further one up
+        to the limit. ``permit``: a resource that at most ``capacity`` tasks use at once, e.g. ``"account:{number}"`` with places for arguments; ``ordered``:
+        a task that is tried again keeps its place. Raises ConfigurationError.
+        """
+        if function is None:
+            return lambda f: self.task(
+                f, name=name, queue=queue, effects=effects, attempts=attempts, delay=delay, max_delay=max_delay, permit=permit, capacity=capacity,
+                ordered=ordered,
+            )  # fmt: skip
+        own = name or f"{function.__module__}.{function.__qualname__}"
+        problems = _problems(function, own, queue, effects, attempts, delay, max_delay, capacity)
+        if ordered and not permit:
+            problems.append("ordered needs a permit: the order is that of the tasks that want the same one")
+        if problems:
+            raise ConfigurationError(f"handler {own!r}: " + "; ".join(problems))
+        kind = Effects(effects)
+        policy = Policy(
+            attempts=DEFAULT_ATTEMPTS[kind] if attempts is None else attempts, delay_ms=int(delay * 1000), max_delay_ms=int(max_delay * 1000), permit_capacity=capacity,
+        )  # fmt: skip
+        handler = Handler(function, HandlerSpec(name=own, queue=queue, effects=kind, policy=policy, permit=permit, ordered=ordered))
+        self.registry.add(handler)
+        return handler
+
+
+def _problems(
+    function: Callable[..., Any], name: str, queue: str, effects: str, attempts: int | None, delay: float, max_delay: float, capacity: int
+) -> list[str]:
+    found = []
+    if inspect.iscoroutinefunction(function):
+        found.append("coroutine functions are not supported yet: register a plain function")
+    if not HANDLER.match(name):
+        found.append(f"its name must match {HANDLER.pattern}: give name=")
+    if not NAME.match(queue):
+        found.append(f"queue {queue!r} must match {NAME.pattern}")
+    if effects not in set(Effects):
+        found.append(f"effects must be one of {', '.join(Effects)}, not {effects!r}")
+    if attempts is not None and not 1 <= attempts <= 1_000_000:
+        found.append(f"attempts must be between 1 and 1000000, not {attempts}")
+    if not 0 <= delay <= max_delay <= 30 * 86_400:
+        found.append(f"delay and max_delay must be seconds with 0 <= delay <= max_delay <= {30 * 86_400}, not {delay} and {max_delay}")
+    if capacity < 1:
+        found.append(f"capacity must be at least 1, not {capacity}")
+    return found

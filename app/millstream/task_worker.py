@@ -1,0 +1,121 @@
+"""Durable tasks on threads of this process: a worker and the sweep, for embedded mode and tests of users' programs. The same code as under Celery.
+
+::
+
+    with TaskWorker(installation, handlers) as worker:
+        worker.tasks.submit("send_invoice", 7, key="invoice-7")
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from millstream_coordinator.task_sweep import TaskSweep
+from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.records import NewTask
+from millstream_schema.errors import ConfigurationError, StoreError
+from millstream_schema.ports import SystemChance, SystemClock, SystemIds
+from millstream_schema.store.database import Database
+from millstream_schema.store.migrate import create_schema
+from millstream_tasks.durable.host import HostSettings, TaskHost
+from millstream_tasks.durable.threads import ThreadPool
+
+from .handlers import Handlers
+from .installation import Installation
+from .tasks import Tasks
+
+log = structlog.get_logger(__name__)
+SWEEP_SECONDS = 1.0
+
+
+class TaskWorker:
+    """One worker session on threads. ``slots``: handlers at once; ``queues``: which it serves (the queues of its handlers, if none are given)."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        handlers: Handlers,
+        *,
+        slots: int = 4,
+        queues: tuple[str, ...] = (),
+        namespace: str = "default",
+        name: str = "embedded",
+    ) -> None:
+        if slots < 1:
+            raise ConfigurationError(f"slots must be at least 1, not {slots}: nothing could run")
+        registry = handlers.registry
+        if not registry.names():
+            raise ConfigurationError("no handler is registered: decorate one with @handlers.task before the worker starts")
+        self._installation = installation
+        self._handlers = handlers
+        self._slots = slots
+        self._queues = queues or tuple(sorted({registry.get(n).spec.queue for n in registry.names()}))
+        self._namespace = namespace
+        self._name = name
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._changed = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        clock, ids, chance = SystemClock(), SystemIds(), SystemChance()
+        inst = self._installation
+        self.database = Database(inst.database, clock, prefix=inst.table_prefix, timeout_ms=inst.idle_in_transaction_ms)
+        create_schema(self.database)
+        self._pool = ThreadPool(self._handlers.registry, ids, self._slots, self._ended)
+        settings = HostSettings(
+            name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,
+            margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, prefetch=self._slots,
+        )  # fmt: skip
+        self._host = TaskHost(self.database, self._pool, clock, ids, chance, settings)
+        self._sweep = TaskSweep(self.database, clock, chance, inst.lease_ms, inst.lease_ms // 10)
+        self.tasks = Tasks(
+            inst, self._handlers, self._namespace, clock=clock, ids=ids, database=self.database, changed=self._changed, wake=self.wake
+        )
+        for name, target in (("tasks", self._serve), ("task-sweep", self._sweeping)):
+            thread = threading.Thread(target=target, name=f"millstream-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Give back what has not begun, wait for what runs, settle it."""
+        self._stopping.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join(self._installation.lease_ms / 1000)
+        self._pool.close()
+        self.database.close()
+
+    def wake(self) -> None:
+        """There may be work."""
+        self._host.wake()
+        self._wake.set()
+
+    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...]) -> None:
+        self._host.ended(task, fence, outcome, submits)
+        self._wake.set()
+
+    def _serve(self) -> None:
+        host = self._host
+        while not (self._stopping.is_set() and not host.holding):
+            if self._stopping.is_set() and not host.draining:
+                host.drain()
+            settled = sum(host.answers.values())
+            wait = host.step()
+            if sum(host.answers.values()) != settled:
+                self._changed.set()
+            if wait > 0:
+                self._wake.wait(wait)
+            self._wake.clear()
+
+    def _sweeping(self) -> None:
+        while not self._stopping.wait(SWEEP_SECONDS):
+            try:
+                self._sweep.sweep()
+            except StoreError as exc:
+                log.warning("task sweep: the database refused; tried again", error=str(exc))

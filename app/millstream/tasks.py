@@ -1,0 +1,244 @@
+"""``Tasks``: what users do with durable tasks from Python.
+
+Called by user code and by the CLI. Each operation is one guarded transaction, repeated as it was when the answer to its COMMIT is lost. What must never happen here: half an
+operation.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from millstream_schema.durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow
+from millstream_schema.durable.requests import NAME, Options, decode_result, encode_result
+from millstream_schema.durable.states import TaskState
+from millstream_schema.errors import (
+    CommitUnknown,
+    ConfigurationError,
+    ReviewConflict,
+    StoreUnavailable,
+    TaskConflict,
+    TaskFailed,
+    TaskNotFound,
+)
+from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
+from millstream_schema.store import settling, tasks
+from millstream_schema.store.database import Database, Transaction
+from millstream_schema.store.migrate import check_schema
+from millstream_tasks.durable.handlers import Handler, HandlerRegistry
+
+from .client import reachable, require_file
+from .handlers import Handlers
+from .installation import Installation
+
+T = TypeVar("T")
+_REPEATS = 5
+"""How often a transaction whose answer was lost is executed again."""
+_POLL_SECONDS = 0.05
+_SLOWEST_POLL = 1.0
+
+
+class Tasks:
+    """The durable tasks of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
+
+    ``handlers``: needed by :meth:`submit` only. ``actor``: who acts, kept with what is done. ``changed``: set by who knows that a task moved; waiting then looks at once.
+    Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        handlers: Handlers | HandlerRegistry | None = None,
+        namespace: str = "default",
+        *,
+        actor: str = "",
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        database: Database | None = None,
+        changed: threading.Event | None = None,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        if not NAME.match(namespace):
+            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
+        self.namespace = namespace
+        self._actor = actor[:128]
+        self._registry = handlers.registry if isinstance(handlers, Handlers) else handlers or HandlerRegistry()
+        self._clock = clock or SystemClock()
+        self._ids = ids or SystemIds()
+        self._shared = database is not None
+        self._db = database or Database(installation.database, self._clock, prefix=installation.table_prefix)
+        self._changed = changed or threading.Event()
+        self._wake = wake
+        try:
+            with reachable(self._db.url):
+                require_file(self._db)
+                check_schema(self._db)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the connections back."""
+        if not self._shared:
+            self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, work: Callable[[Transaction], T]) -> T:
+        """A transaction; when the answer to its COMMIT is lost, the same again: every one of ours is guarded or keyed."""
+        for _ in range(_REPEATS):
+            try:
+                return self._db.run(work)
+            except CommitUnknown:
+                continue
+        raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: ask again with the same key")
+
+    # -- submitting
+
+    def submit(
+        self,
+        handler: str | Handler,
+        *args: Any,
+        key: str = "",
+        business_key: str = "",
+        delay: float = 0.0,
+        due_at: dt.datetime | None = None,
+        start_by: float = 0.0,
+        deadline: float = 0.0,
+        priority: int = 0,
+        queue: str = "",
+        permit: str = "",
+        **kwargs: Any,
+    ) -> Receipt:
+        """Accept a task; its receipt. With the same ``key`` and content: the first receipt, ``replayed``.
+
+        ``delay``: seconds by the database's clock, or ``due_at``, an aware datetime. ``start_by``: seconds after that within which it must start; ``deadline``: seconds
+        from now within which it must end. ``priority``: each unit is worth a second of waiting. Raises TaskInvalid, UnknownHandler, TaskConflict (the key is known
+        with other content), StoreUnavailable.
+        """
+        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        options = Options(
+            queue=queue, priority=priority, delay_s=delay, due_at=due_at, start_by_s=start_by, deadline_s=deadline, business_key=business_key,
+            permit=permit,
+        )  # fmt: skip
+        new = found.request(self.namespace, self._ids.new("task", 10), key, args, kwargs, options, actor=self._actor, origin="direct")
+        receipt = self._run(lambda tx: tasks.submit(tx, new))
+        _refuse_conflict(new, receipt)
+        if self._wake is not None:
+            self._wake()
+        return receipt
+
+    # -- looking
+
+    def list(
+        self, *, state: TaskState | None = None, handler: str = "", queue: str = "", business_key: str = "", limit: int = 50
+    ) -> list[TaskRow]:
+        """The newest tasks that match. Those in review: ``state=TaskState.UNKNOWN``."""
+        wanted = {"state": state or "", "handler": handler, "queue": queue, "business_key": business_key}
+        return self._db.read(lambda tx: tasks.find(tx, self.namespace, {k: v for k, v in wanted.items() if v}, limit))
+
+    def get(self, task: str) -> TaskRow:
+        """A task as it is now. Raises TaskNotFound."""
+        row = self._db.read(lambda tx: tasks.read_task(tx, task))
+        if row is None or row.namespace != self.namespace:
+            raise TaskNotFound(f"there is no task {task!r} in namespace {self.namespace!r}")
+        return row
+
+    def attempts(self, task: str) -> Sequence[AttemptRow]:
+        """Its ended attempts and what was reported too late, oldest first. Raises TaskNotFound."""
+        self.get(task)
+        return self._db.read(lambda tx: tasks.attempts(tx, task))
+
+    def wait(self, task: str, timeout: float) -> Any:
+        """Wait until it ended; its result. Raises TaskFailed (also for one in review), TimeoutError, TaskNotFound."""
+        limit = self._clock.monotonic() + timeout
+        pause = _POLL_SECONDS
+        while True:
+            self._changed.clear()
+            row = self.get(task)
+            if row.state is TaskState.SUCCEEDED:
+                return decode_result(row.result)
+            if row.state.settled or row.state is TaskState.UNKNOWN:
+                raise TaskFailed(row.id, row.state, row.cause, row.reason)
+            left = limit - self._clock.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"task {task} is {row.state} after {timeout} s: {self.why(task)}")
+            self._changed.wait(min(pause, left))
+            pause = min(pause * 1.5, _SLOWEST_POLL)
+
+    def why(self, task: str) -> str:
+        """One line: why it is not running."""
+        row = self.get(task)
+        match row.state:
+            case TaskState.SCHEDULED:
+                return "it is due later"
+            case TaskState.RETRY_WAIT:
+                return f"it waits for its next attempt after: {row.reason or row.cause}"
+            case TaskState.READY if row.blocked_by:
+                return f"it waits for {row.blocked_by}"
+            case TaskState.READY:
+                return f"no worker has taken it from queue {row.queue!r} yet: is one running that has handler {row.handler!r}?"
+            case TaskState.DISPATCHED | TaskState.RUNNING:
+                return f"session {row.session} has it"
+            case TaskState.UNKNOWN:
+                return f"it is in review ({row.cause}): {row.reason}"
+            case _:
+                return f"it is over: {row.state}" + (f" ({row.cause})" if row.cause else "")
+
+    # -- acting
+
+    def cancel(self, task: str) -> TaskState:
+        """Ask for its end; its state afterwards. One that runs is told; its first end wins. Raises TaskNotFound."""
+        self.get(task)
+        state = self._run(lambda tx: settling.cancel(tx, task))
+        if state is None:
+            raise TaskNotFound(f"there is no task {task!r} in namespace {self.namespace!r}")
+        return state
+
+    def review_done(self, task: TaskRow, *, result: Any = None, reason: str) -> None:
+        """Decide a review: what it was to do has been done. ``task``: as it was read; raises ReviewConflict when it has changed since."""
+        self._decide(task, done=True, result=encode_result(result), reason=reason, retry=None)
+
+    def review_failed(self, task: TaskRow, *, reason: str) -> None:
+        """Decide a review: it has not been done, and will not be."""
+        self._decide(task, done=False, result="", reason=reason, retry=None)
+
+    def review_retry(self, task: TaskRow, *, reason: str) -> Receipt:
+        """Decide a review: it has not been done, a new linked task does it. Say in ``reason`` why it is safe."""
+        retry = NewTask(
+            id=self._ids.new("task", 10), namespace=task.namespace, handler=task.handler, key=f"{task.id}/retry", digest=task.digest, queue=task.queue, args=task.args,
+            effects=task.effects, policy=msgspec.json.decode(task.policy, type=Policy), priority=task.priority, permit=task.permit,
+            ordered=bool(task.ordered), business_key=task.business_key, origin="review", actor=self._actor,
+        )  # fmt: skip
+        receipt = self._decide(task, done=False, result="", reason=reason, retry=retry)
+        assert receipt is not None
+        return receipt
+
+    def _decide(self, task: TaskRow, *, done: bool, result: str, reason: str, retry: NewTask | None) -> Receipt | None:
+        if not reason.strip():
+            raise ConfigurationError("a review's decision needs a reason: it is kept with the task")
+        answer = self._run(
+            lambda tx: settling.review(
+                tx, task.id, task.rev, done=done, result=result, reason=reason, actor=self._actor or "unnamed", retry=retry
+            )
+        )
+        if isinstance(answer, settling.ReviewRefused):
+            raise ReviewConflict(f"task {task.id}: {answer}")
+        return answer
+
+
+def _refuse_conflict(new: NewTask, receipt: Receipt) -> None:
+    if receipt.conflict:
+        raise TaskConflict(
+            f"key {new.key!r} of handler {new.handler!r} is known with other content: task {receipt.task} has digest {receipt.conflict}, "
+            f"this request {new.digest}. Use another key for another request"
+        )

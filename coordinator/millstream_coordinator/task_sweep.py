@@ -1,0 +1,90 @@
+"""The sweep over durable tasks: lost sessions, due work, permits whose next in line was passed over. Bounded in each part; a failing item is set aside and stops nothing.
+
+Run by the holder of the coordinator's lease, as often as it ticks: the fast path is the claims of workers, this is the net under it. What must never happen here: a session
+judged by an outage of the database; user code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from millstream_schema.errors import MillstreamError, StoreError
+from millstream_schema.ports import Chance, Clock
+from millstream_schema.store import claims, permits, settling, sweeps
+from millstream_schema.store.database import Database
+
+log = structlog.get_logger(__name__)
+CHUNK = 200
+CHUNKS = 50
+HELD = 5.0
+"""Seconds an item whose handling failed is left alone."""
+
+
+class TaskSweep:
+    """``lease_ms``: of worker sessions; ``margin_ms``: how long after its end a lease is taken for over, for clocks that differ a little."""
+
+    def __init__(self, database: Database, clock: Clock, chance: Chance, lease_ms: int, margin_ms: int) -> None:
+        self._db = database
+        self._clock = clock
+        self._chance = chance
+        self._lease_us = lease_ms * 1000
+        self._margin_us = margin_ms * 1000
+        self._seen: tuple[int, float] | None = None
+        self._held: dict[str, float] = {}
+        self.guarded = False
+        self.set_aside = 0
+
+    def sweep(self) -> None:
+        """Everything that is due. Raises StoreError when the database is away; the next call goes on."""
+        guard = self._db.run(lambda tx: sweeps.mark_sweep(tx, self._lease_us, distrust=self._diverged(tx.now_us())))
+        self.guarded = guard.closed
+        if not guard.closed:
+            for session in self._db.read(settling.holding_sessions):
+                self._each(f"session {session}", lambda s=session: self._session(s))  # type: ignore[misc]
+        for _ in range(CHUNKS):
+            if self._db.run(lambda tx: claims.wake_due(tx, CHUNK)) < CHUNK:
+                break
+        self._permits()
+
+    def _diverged(self, now_us: int) -> bool:
+        """Whether the database's clock and ours went apart by half a lease since the last sweep: one of them was set."""
+        mono = self._clock.monotonic()
+        before, self._seen = self._seen, (now_us, mono)
+        return before is not None and abs((now_us - before[0]) - (mono - before[1]) * 1e6) > self._lease_us / 2
+
+    def _session(self, session: str) -> None:
+        if not self._db.run(lambda tx: settling.expire_session(tx, session, self._margin_us)):
+            return
+        for _ in range(CHUNKS):
+            if self._db.run(lambda tx: settling.take_back(tx, session, lambda: self._chance.uniform(0.0, 1.0), CHUNK)) < CHUNK:
+                break
+
+    def _permits(self) -> None:
+        """The next in line of a free permit may have been passed over while somebody held its row."""
+        after = ""
+        while True:
+            found = self._db.read(lambda tx, a=after: permits.next_blocker(tx, a))  # type: ignore[misc]
+            if found is None:
+                return
+            after = found
+            self._each(f"permit {found}", lambda p=found: self._permit(p))  # type: ignore[misc]
+
+    def _permit(self, permit: str) -> None:
+        self._db.run(lambda tx: permits.refill(tx, permit))
+
+    def _each(self, what: str, work: Callable[[], None]) -> None:
+        """One item; what fails is left alone for a while. A database that is away is the caller's matter."""
+        now = self._clock.monotonic()
+        if self._held.get(what, 0.0) > now:
+            return
+        self._held.pop(what, None)
+        try:
+            work()
+        except StoreError:
+            raise
+        except (MillstreamError, AssertionError):
+            log.exception("set aside by the sweep", item=what)
+            self._held[what] = now + HELD
+            self.set_aside += 1

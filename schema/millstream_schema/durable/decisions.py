@@ -1,0 +1,175 @@
+"""What becomes of a task: pure functions of its row, what happened, and the database's time.
+
+Called by the statements that settle, take back and cancel, under the task's row lock, and by whoever wants to know beforehand. What must never happen here: a clock, chance, SQL;
+a guess about an effect that may have happened.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from . import outcomes as o
+from .records import Policy, TaskRow
+from .states import Cause, Effects, TaskState
+
+LONGEST_SNOOZE_US = 30 * 24 * 3600 * 1_000_000
+RANK_STEP_US = 1_000_000
+"""How much earlier one unit of priority lets a task be taken. Rank is an instant: what waits long enough overtakes everything, so nothing starves."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What to write. ``wake_us``: when it is due again; counters are added."""
+
+    state: TaskState
+    cause: Cause = Cause.NONE
+    reason: str = ""
+    wake_us: int | None = None
+    failures: int = 0
+    crashes: int = 0
+    losses: int = 0
+    snoozes: int = 0
+    keeps_permit: bool = False
+
+
+def rank(available_us: int, priority: int) -> int:
+    """Position in the queue: lower is taken first."""
+    return available_us - priority * RANK_STEP_US
+
+
+def on_end(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chance: float) -> Decision:
+    """What becomes of a held task whose attempt has ended. ``chance`` in [0, 1) decides the jitter of a back-off."""
+    match outcome:
+        case o.Succeeded():
+            return Decision(state=TaskState.SUCCEEDED)
+        case o.Unstarted():
+            return _given_back(task, now, Cause.GIVEN_BACK)
+        case o.GaveUp(message=message):
+            return Decision(state=TaskState.FAILED, cause=Cause.HANDLER, reason=message, failures=1)
+        case o.CancelledItself(message=message):
+            return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED if task.cancel else Cause.HANDLER, reason=message)
+        case o.AskedForReview(message=message):
+            return Decision(state=TaskState.UNKNOWN, cause=Cause.HANDLER, reason=message)
+        case o.Unfit(message=message):
+            return Decision(state=TaskState.FAILED, cause=Cause.RESULT, reason=message, failures=1)
+        case o.Snoozed(for_us=for_us):
+            return _snoozed(task, policy, for_us, now)
+        case o.RetryAsked(after_us=after_us, message=message):
+            return _again(task, policy, now, chance, Cause.HANDLER, message, after_us=after_us)
+        case o.Raised():
+            return _raised(task, policy, outcome, now, chance)
+        case o.Lost() | o.Crashed() | o.Killed():
+            return _unchosen(task, policy, outcome, now, chance)
+
+
+def _given_back(task: TaskRow, now: int, cause: Cause) -> Decision:
+    """It never began: as if it had not been claimed."""
+    if task.cancel:
+        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)
+    late = expired(task, now)
+    return Decision(state=TaskState.EXPIRED, cause=late) if late else Decision(state=TaskState.READY, cause=cause)
+
+
+def expired(task: TaskRow, now: int) -> Cause:
+    """Why a task that does not run is not to start any more; NONE: it may."""
+    if task.deadline_us and now >= task.deadline_us:
+        return Cause.DEADLINE
+    if task.start_by_us and not task.starts and now >= task.start_by_us:
+        return Cause.START_BY
+    return Cause.NONE
+
+
+def _snoozed(task: TaskRow, policy: Policy, for_us: int, now: int) -> Decision:
+    if task.cancel:
+        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)
+    if task.snoozes >= policy.snoozes:
+        return Decision(state=TaskState.FAILED, cause=Cause.SNOOZED, reason=f"put off {task.snoozes} times, {policy.snoozes} are allowed")
+    wake = now + max(0, min(for_us, LONGEST_SNOOZE_US))
+    return Decision(state=TaskState.RETRY_WAIT, cause=Cause.HANDLER, wake_us=wake, snoozes=1, keeps_permit=bool(task.ordered))
+
+
+def _raised(task: TaskRow, policy: Policy, outcome: o.Raised, now: int, chance: float) -> Decision:
+    why = f"{outcome.error}: {outcome.message}" if outcome.message else outcome.error
+    if outcome.open_intent:
+        return Decision(state=TaskState.UNKNOWN, cause=Cause.INTENT, reason=why, failures=1)
+    if not outcome.retryable:
+        return Decision(state=TaskState.FAILED, cause=Cause.ERROR, reason=why, failures=1)
+    return _again(task, policy, now, chance, Cause.ERROR, why)
+
+
+def _again(task: TaskRow, policy: Policy, now: int, chance: float, cause: Cause, why: str, *, after_us: int | None = None) -> Decision:
+    """Another attempt after a failure, if one is left and there is time for it."""
+    if task.cancel:
+        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED, reason=why, failures=1)
+    if task.failures + 1 >= policy.attempts:
+        return Decision(state=TaskState.FAILED, cause=Cause.ATTEMPTS, reason=why, failures=1)
+    delay = backoff_us(policy, task.failures, chance) if after_us is None else max(0, after_us)
+    if task.deadline_us and now + delay >= task.deadline_us:
+        return Decision(state=TaskState.FAILED, cause=Cause.DEADLINE, reason=why, failures=1)
+    return Decision(state=TaskState.RETRY_WAIT, cause=cause, reason=why, wake_us=now + delay, failures=1, keeps_permit=bool(task.ordered))
+
+
+def backoff_us(policy: Policy, failures: int, chance: float) -> int:
+    """Pause after failure number ``failures`` + 1. Never overflows: the exponent is capped."""
+    delay = min(policy.delay_ms << min(failures, 30), policy.max_delay_ms) * 1000
+    return int(delay * (1.0 - policy.jitter * chance))
+
+
+def _unchosen(task: TaskRow, policy: Policy, outcome: o.Lost | o.Crashed | o.Killed, now: int, chance: float) -> Decision:
+    """An end the handler did not choose: by what its author declared of its effects."""
+    if isinstance(outcome, o.Lost) and not outcome.started:
+        given_back = _given_back(task, now, Cause.LOST)
+        return (
+            msgspec.structs.replace(given_back, losses=1)
+            if task.losses + 1 < policy.losses
+            else _poison(task, policy, "its worker was lost")
+        )
+    cause, why = _named(outcome)
+    crashed = isinstance(outcome, o.Crashed)
+    if task.effects is Effects.EXTERNAL and not policy.intents_only:
+        return Decision(state=TaskState.UNKNOWN, cause=cause, reason=why, crashes=int(crashed))
+    if crashed and task.crashes + 1 >= policy.crashes:
+        return _poison(task, policy, why)
+    if isinstance(outcome, o.Lost) and task.losses + 1 >= policy.losses:
+        return _poison(task, policy, why)
+    if task.cancel:
+        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED, reason=why)
+    if cause is Cause.LIMIT:
+        return _again(task, policy, now, chance, cause, why)
+    late = bool(task.deadline_us) and now >= task.deadline_us
+    if late:
+        return Decision(state=TaskState.FAILED, cause=Cause.DEADLINE, reason=why, crashes=int(crashed))
+    counts = {"crashes": int(crashed), "losses": int(isinstance(outcome, o.Lost))}
+    if crashed:
+        wake = now + backoff_us(policy, task.crashes, chance)
+        return Decision(state=TaskState.RETRY_WAIT, cause=cause, reason=why, wake_us=wake, keeps_permit=bool(task.ordered), **counts)
+    return Decision(state=TaskState.READY, cause=cause, reason=why, keeps_permit=bool(task.ordered), **counts)
+
+
+def _named(outcome: o.Lost | o.Crashed | o.Killed) -> tuple[Cause, str]:
+    match outcome:
+        case o.Lost():
+            return Cause.LOST, "the lease of its worker ran out"
+        case o.Crashed(message=message):
+            return Cause.CRASH, message or "its process died"
+        case o.Killed(why=why, message=message):
+            return Cause(why), message or f"killed: {why}"
+
+
+def _poison(task: TaskRow, policy: Policy, why: str) -> Decision:
+    reason = f"{why}; {task.crashes} crashes and {task.losses} lost workers before this: a person has to look at it"
+    return Decision(state=TaskState.UNKNOWN, cause=Cause.POISON, reason=reason, crashes=int(task.crashes + 1 >= policy.crashes), losses=0)
+
+
+def on_cancel(task: TaskRow) -> Decision | None:
+    """A request to cancel: at once before it runs; None: only the flag is set, and the first settled end wins."""
+    if task.state in (TaskState.SCHEDULED, TaskState.READY, TaskState.RETRY_WAIT):
+        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)
+    return None
+
+
+def on_due(task: TaskRow, now: int) -> Decision:
+    """A waiting task's instant has come."""
+    late = expired(task, now)
+    if late:
+        return Decision(state=TaskState.EXPIRED, cause=late)
+    return Decision(state=TaskState.READY, cause=task.cause, reason=task.reason, keeps_permit=bool(task.permit_held))

@@ -1,0 +1,91 @@
+"""How an attempt ended, as whoever saw it end reports it. Closed and frozen: they cross from workers to the store."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Outcome(msgspec.Struct, frozen=True, tag=True):
+    """Root of all ends of an attempt."""
+
+
+class Succeeded(Outcome, frozen=True, tag=True):
+    """The handler returned; ``result`` is its encoded value."""
+
+    result: str = "null"
+
+
+class Raised(Outcome, frozen=True, tag=True):
+    """It raised something that is none of the verbs. ``open_intent``: an external call is begun and its outcome unknown."""
+
+    error: str
+    message: str
+    retryable: bool = True
+    open_intent: bool = False
+
+
+class RetryAsked(Outcome, frozen=True, tag=True):
+    """``raise Retry(after)``; ``None``: by the policy's back-off."""
+
+    after_us: int | None = None
+    message: str = ""
+
+
+class Snoozed(Outcome, frozen=True, tag=True):
+    """``raise Snooze(for)``: put off; no attempt counts."""
+
+    for_us: int
+
+
+class GaveUp(Outcome, frozen=True, tag=True):
+    """``raise Fail``: never to be tried again."""
+
+    message: str = ""
+
+
+class CancelledItself(Outcome, frozen=True, tag=True):
+    """``raise Cancel``, or it obeyed a request to."""
+
+    message: str = ""
+
+
+class AskedForReview(Outcome, frozen=True, tag=True):
+    """``raise NeedsReview(reason)``."""
+
+    message: str = ""
+
+
+class Unstarted(Outcome, frozen=True, tag=True):
+    """It was claimed and never began: no attempt, no crash."""
+
+
+class Unfit(Outcome, frozen=True, tag=True):
+    """Its result, or a task it submitted, cannot be stored."""
+
+    message: str = ""
+
+
+class Lost(Outcome, frozen=True, tag=True):
+    """The lease of its worker ran out. ``started``: whether it is known to have begun."""
+
+    started: bool = True
+
+
+class Crashed(Outcome, frozen=True, tag=True):
+    """Its own process died while it, and no other, ran."""
+
+    message: str = ""
+
+
+class Killed(Outcome, frozen=True, tag=True):
+    """It was killed: over its limit or without a heartbeat (``limit``), past the grace of a cancel (``cancelled``), or by a drain (``drain``)."""
+
+    why: str
+    message: str = ""
+
+
+AnyOutcome = (
+    Succeeded | Raised | RetryAsked | Snoozed | GaveUp | CancelledItself | AskedForReview | Unstarted | Unfit | Lost | Crashed | Killed
+)
+UNCHOSEN = (Lost, Crashed, Killed)
+"""Ends the handler did not choose: what becomes of the task depends on its declared effects."""

@@ -1,0 +1,216 @@
+"""Statements that give tasks to a worker session, and take waiting ones up when they are due.
+
+Which task is taken is decided here alone, in SQL: messages only hasten it. A claim's cost depends on what it takes: what is finished, blocked or due later has no entry in the
+index it walks. What must never happen here: a task given to two sessions; a claim for a session whose lease is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from ..durable.decisions import Decision, expired, on_due
+from ..durable.records import Policy, TaskRow
+from ..durable.states import Effects, TaskState
+from ..states import NodeState
+from . import permits
+from .database import Query, Transaction
+from .rows import to
+from .tables import Tables
+from .tasks import apply, by_permit
+
+LANES = 200
+"""Lanes with claimable tasks that one claim looks at."""
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a claim gave. ``next_us``: the database's time when the next waiting task is due; ``now_us``: its time now."""
+
+    tasks: list[TaskRow]
+    now_us: int
+    next_us: int | None
+
+
+def _session(t: Tables) -> sa.Select[tuple[str]]:
+    n = t.node
+    live = [n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE, n.c.expires_us > sa.bindparam("now")]
+    return sa.select(n.c.id).where(*live).with_for_update()
+
+
+def _candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
+    c = t.task.c
+    handlers: sa.BindParameter[Any] = sa.bindparam("handlers", expanding=True)
+    where = [c.ready_lane == sa.bindparam("lane"), c.handler.in_(handlers)]
+    return sa.select(t.task).where(*where).order_by(c.rank, c.id).limit(sa.bindparam("count")).with_for_update(skip_locked=True)
+
+
+def _give(t: Tables) -> sa.Update:
+    c = t.task.c
+    given = {
+        "state": sa.bindparam("to"), "fence": c.fence + 1, "token": sa.bindparam("token"), "session": sa.bindparam("session"), "claim": sa.bindparam("claim"),
+        "ready_lane": None, "starts": c.starts + sa.bindparam("started"), "claimed_us": sa.bindparam("now"), "changed_us": sa.bindparam("now"),
+        "started_us": sa.bindparam("started_us"), "rev": c.rev + 1,
+    }  # fmt: skip
+    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, c.ready_lane.is_not(None)]
+    return sa.update(t.task).where(*where).values(given)
+
+
+_SESSION = Query(_session)
+_CANDIDATES = Query(_candidates)
+_GIVE = Query(_give)
+_OF_CLAIM = Query(
+    lambda t: (
+        sa.select(t.task).where(t.task.c.session == sa.bindparam("session"), t.task.c.claim == sa.bindparam("claim")).order_by(t.task.c.id)
+    )
+)
+_NEXT_LANE = Query(lambda t: sa.select(sa.func.min(t.task.c.ready_lane).label("lane")).where(t.task.c.ready_lane > sa.bindparam("after")))
+_NEXT_WAKE = Query(lambda t: sa.select(sa.func.min(t.task.c.wake_us).label("next")))
+_RUNNING = Query(
+    lambda t: (
+        sa.select(t.task.c.namespace, t.task.c.queue, sa.func.count().label("n"))
+        .where(t.task.c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), t.task.c.session > "")
+        .group_by(t.task.c.namespace, t.task.c.queue)
+    )
+)
+
+
+def ready_lanes(tx: Transaction, queues: Sequence[str]) -> list[str]:
+    """Lanes of these queues that hold claimable tasks: one short index look-up for each lane, not for each task."""
+    wanted = set(queues)
+    found: list[str] = []
+    after = ""
+    for _ in range(LANES):
+        row = tx.row(_NEXT_LANE, after=after)
+        if row is None or row["lane"] is None:
+            break
+        after = row["lane"]
+        if after.partition("/")[2] in wanted:
+            found.append(after)
+    return found
+
+
+def held_by_lane(tx: Transaction) -> dict[str, int]:
+    """How many tasks of each lane workers hold now."""
+    return {f"{r['namespace']}/{r['queue']}": int(r["n"]) for r in tx.rows(_RUNNING)}
+
+
+def lane_settings(tx: Transaction) -> dict[str, tuple[int, bool]]:
+    """Weight and pause of lanes somebody has set; all others weigh 1 and go."""
+    t = tx.t.lane
+    return {r["id"]: (int(r["weight"]), bool(r["paused"])) for r in tx.rows(sa.select(t.c.id, t.c.weight, t.c.paused))}
+
+
+def claim(
+    tx: Transaction, session: str, claim_id: str, token: str, shares: Mapping[str, int], handlers: Sequence[str], starting: int
+) -> Claimed | None:
+    """Give a session up to ``shares[lane]`` tasks of each lane; None: its lease is over, it may hold nothing.
+
+    ``claim_id`` is made before the first try; repeated after an unknown outcome it gives the same tasks. The first ``starting`` tasks begin at once: the start of all that are not
+    ``external`` is folded in.
+    """
+    now = tx.now_us()
+    if tx.row(_SESSION, session=session, now=now) is None:
+        return None
+    again = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
+    if again:
+        return Claimed([t for t in again if t.state.held], now, next_wake(tx))
+    wanted: list[TaskRow] = []
+    for lane, count in sorted(shares.items()):
+        if count > 0 and handlers:
+            wanted += [to(TaskRow, r) for r in tx.rows(_CANDIDATES, lane=lane, handlers=list(handlers), count=count)]
+    granted = _permitted(tx, _in_time(tx, wanted, now))
+    granted.sort(key=lambda t: (t.rank, t.id))
+    begun = [t.id for t in granted[:starting] if t.effects is not Effects.EXTERNAL]
+    rest = [t.id for t in granted if t.id not in set(begun)]
+    for ids, state, started in ((begun, TaskState.RUNNING, 1), (rest, TaskState.DISPATCHED, 0)):
+        if ids:
+            given = tx.changed(
+                _GIVE, ids=ids, to=state, token=token, session=session, claim=claim_id, now=now, started=started, started_us=now * started
+            )
+            if given != len(ids):
+                raise AssertionError(f"claim {claim_id}: {given} of {len(ids)} locked tasks were given")
+    rows = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)] if granted else []
+    return Claimed(rows, now, next_wake(tx))
+
+
+def _in_time(tx: Transaction, tasks: list[TaskRow], now: int) -> list[TaskRow]:
+    """Those that may still start; the others expire here."""
+    kept = []
+    for task in tasks:
+        cause = expired(task, now)
+        if cause:
+            apply(tx, task, Decision(state=TaskState.EXPIRED, cause=cause), now)
+        else:
+            kept.append(task)
+    return kept
+
+
+def _permitted(tx: Transaction, tasks: list[TaskRow]) -> list[TaskRow]:
+    """Those whose permit is granted, or that need none; the others are parked. Permits are locked in the order of their ids."""
+    free = [t for t in tasks if not t.permit]
+    needing: dict[str, list[TaskRow]] = {}
+    for task in tasks:
+        if task.permit:
+            needing.setdefault(task.permit_id, []).append(task)
+    for permit_id in sorted(needing):
+        free += _granted(tx, permit_id, sorted(needing[permit_id], key=lambda t: (t.rank, t.id)))
+    return free
+
+
+def _granted(tx: Transaction, permit_id: str, tasks: list[TaskRow]) -> list[TaskRow]:
+    """Of the tasks that want one permit, in order, those that get it."""
+    permit = permits.lock(tx, permit_id)
+    if permit is None:
+        permits.ensure(tx, permit_id, msgspec.json.decode(tasks[0].policy, type=Policy).permit_capacity)
+        permit = permits.lock(tx, permit_id)
+        assert permit is not None
+    kept = [t for t in tasks if t.permit_held]
+    room = 0 if permit.paused else permit.capacity - permit.held
+    waiting = [t for t in tasks if not t.permit_held]
+    if any(t.ordered for t in waiting) and room > 0:
+        first = permits.first_in_line(tx, permit.namespace, permit.key, room + len(kept))
+        waiting = [t for t in waiting if t.id in first or not t.ordered]
+    given = waiting[: max(0, room)]
+    refused = [t.id for t in tasks if not t.permit_held and t not in given]
+    permits.park(tx, permit_id, refused)
+    if len(given) < room and refused:
+        permits.unpark(tx, permit_id, room - len(given))
+    seq = permits.take(tx, permit, len(given), len(kept)) if given or kept else 0
+    result = []
+    for offset, task in enumerate([*kept, *given]):
+        t = tx.t.task
+        tx.update(t, t.c.id == task.id, t.c.state == TaskState.READY, permit_held=1, permit_seq=seq + offset)
+        result.append(task)
+    return result
+
+
+def next_wake(tx: Transaction) -> int | None:
+    """When the next waiting task is due."""
+    row = tx.row(_NEXT_WAKE)
+    return None if row is None or row["next"] is None else int(row["next"])
+
+
+def wake_due(tx: Transaction, limit: int) -> int:
+    """Waiting tasks whose instant has come become READY, or expire; how many there were. Rows someone else holds are passed over."""
+    t = tx.t.task
+    now = tx.now_us()
+    due = sa.select(t).where(t.c.wake_us <= now).order_by(t.c.wake_us, t.c.id).limit(limit).with_for_update(skip_locked=True)
+    rows = [to(TaskRow, r) for r in tx.rows(due)]
+    for row in by_permit(rows):
+        apply(tx, row, on_due(row, now), now)
+    return len(rows)
+
+
+def begin(tx: Transaction, session: str, task: str, fence: int, token: str) -> bool:
+    """The fenced start of one DISPATCHED attempt, committed before its code runs; False: it is not this session's any more. A repeat is granted."""
+    now = tx.now_us()
+    t = tx.t.task
+    mine = [t.c.id == task, t.c.session == session, t.c.fence == fence, t.c.token == token]
+    if tx.update(
+        t, *mine, t.c.state == TaskState.DISPATCHED, state=TaskState.RUNNING, starts=t.c.starts + 1, started_us=now, changed_us=now
+    ):
+        return True
+    return tx.row(sa.select(t.c.id).where(*mine, t.c.state == TaskState.RUNNING)) is not None

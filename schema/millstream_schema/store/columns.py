@@ -1,0 +1,36 @@
+"""Kinds of columns that mean the same on every database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, LargeBinary, String, Text
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.types import TypeEngine
+
+
+def ident(length: int) -> TypeEngine[str]:
+    """A string that compares byte by byte."""
+    return (
+        String(length)
+        .with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
+        .with_variant(postgresql.VARCHAR(length, collation="C"), "postgresql")
+    )
+
+
+def long_text() -> TypeEngine[str]:
+    return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+
+def blob() -> TypeEngine[bytes]:
+    return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+def one_of(column: str, values: Iterable[str], name: str) -> CheckConstraint:
+    listed = ", ".join(f"'{v}'" for v in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=name)
+
+
+def big(name: str, *, null: bool = False, default: int | None = 0) -> Column[int]:
+    """A 64-bit integer: times, sizes, counters."""
+    return Column(name, BigInteger, nullable=null, default=None if null else default)

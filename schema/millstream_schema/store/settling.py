@@ -1,0 +1,231 @@
+"""Statements that end attempts: settle what a worker reports, take back what a lost session held, cancel, decide reviews.
+
+Every write names the task's fence and claim token. What must never happen here: a stale attempt that changes anything but evidence; a write without an answer.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from ..durable.decisions import Decision, on_cancel, on_end
+from ..durable.outcomes import AnyOutcome, Lost, Succeeded, Unstarted
+from ..durable.records import NewTask, Policy, Receipt, TaskRow
+from ..durable.states import HELD, Cause, TaskState
+from ..states import NodeState
+from .database import Query, Transaction
+from .rows import to
+from .tables import Tables
+from .tasks import apply, by_permit, keep_attempt, lock_task, lock_tasks, submit
+
+
+class Answer(enum.StrEnum):
+    """What a guarded write came to."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    """This very attempt has been settled already."""
+    STALE = "stale"
+    """Another attempt, or another end, was faster: the caller stops; what it reported is kept as evidence."""
+    UNKNOWN = "unknown"
+    """There is no such task."""
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one attempt, as its worker reports it. ``submits``: tasks it asked for, which come in with it or not at all."""
+
+    task: str
+    fence: int
+    token: str
+    outcome: AnyOutcome
+    submits: tuple[NewTask, ...] = ()
+    chance: float = 0.0
+
+
+def _succeed(t: Tables) -> sa.Update:
+    c = t.task.c
+    values = {
+        "state": TaskState.SUCCEEDED, "cause": "", "reason": "", "session": "", "result": sa.bindparam("value"), "settled_us": sa.bindparam("now"),
+        "changed_us": sa.bindparam("now"), "rev": c.rev + 1,
+    }  # fmt: skip
+    where = [
+        c.id.in_(sa.bindparam("ids", expanding=True)), c.token == sa.bindparam("claim_token"), c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)),
+        c.permit_held == 0,
+    ]  # fmt: skip
+    return sa.update(t.task).where(*where).values(values)
+
+
+_SUCCEED = Query(_succeed)
+
+
+def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answer]:
+    """Write the ends of attempts; an answer for each task. Plain successes of one claim with one result take one statement together."""
+    now = tx.now_us()
+    answers: dict[str, Answer] = {}
+    plain: dict[tuple[str, str], list[Settlement]] = {}
+    single: list[Settlement] = []
+    for s in settlements:
+        if isinstance(s.outcome, Succeeded) and not s.submits:
+            plain.setdefault((s.token, s.outcome.result), []).append(s)
+        else:
+            single.append(s)
+    for (token, value), group in plain.items():
+        ids = [s.task for s in group]
+        if tx.changed(_SUCCEED, ids=ids, claim_token=token, value=value, now=now) == len(set(ids)):
+            answers |= dict.fromkeys(ids, Answer.APPLIED)
+        else:
+            single += group  # some were not as expected: each by itself
+    locked = lock_tasks(tx, [s.task for s in single])
+    reported = {s.task: s for s in single}
+    for task in by_permit(list(locked.values())):
+        answers[task.id] = _settle_one(tx, task, reported[task.id], now)
+    return {s.task: answers.get(s.task, Answer.UNKNOWN) for s in settlements}
+
+
+def _settle_one(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answer:
+    mine = task.fence == s.fence and task.token == s.token
+    if mine and task.state.held:
+        return _apply_end(tx, task, s, now)
+    name = type(s.outcome).__name__
+    if mine and isinstance(s.outcome, Succeeded) and task.state is TaskState.SUCCEEDED and task.result == s.outcome.result:
+        return Answer.APPLIED if task.settled_us == now else Answer.DUPLICATE  # the statement for all may have written it just now
+    if mine and _kept(tx, task.id, s.fence) == name:
+        return Answer.DUPLICATE
+    if not isinstance(s.outcome, Unstarted):
+        late = Decision(state=task.state, cause=Cause.NONE, reason=_said(s.outcome))
+        keep_attempt(tx, task.id, s.fence, task.session, name, late, task.started_us, now, late=True)
+    return Answer.STALE
+
+
+def _said(outcome: AnyOutcome) -> str:
+    return msgspec.json.encode(outcome).decode()
+
+
+def _kept(tx: Transaction, task: str, fence: int) -> str | None:
+    t = tx.t.attempt
+    row = tx.row(sa.select(t.c.outcome).where(t.c.task == task, t.c.fence == fence, t.c.number == 0))
+    return None if row is None else str(row["outcome"])
+
+
+def _apply_end(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answer:
+    policy = msgspec.json.decode(task.policy, type=Policy)
+    decision = on_end(task, policy, s.outcome, now, s.chance)
+    extra: dict[str, Any] = {}
+    if isinstance(s.outcome, Succeeded):
+        extra["result"] = s.outcome.result
+        for new in sorted(s.submits, key=lambda n: (n.namespace, n.handler, n.key)):
+            submit(tx, new)
+    elif decision.state in (TaskState.FAILED, TaskState.UNKNOWN):
+        extra["error"] = decision.reason[:20_000]
+    if isinstance(s.outcome, Unstarted) and task.state is TaskState.RUNNING:
+        extra["starts"] = task.starts - 1  # its start was folded into the claim and never came about
+    apply(tx, task, decision, now, **extra)
+    if not isinstance(s.outcome, Succeeded | Unstarted):
+        keep_attempt(tx, task.id, task.fence, task.session, type(s.outcome).__name__, decision, task.started_us, now)
+    return Answer.APPLIED
+
+
+# -- cancelling
+
+
+def cancel(tx: Transaction, task_id: str) -> TaskState | None:
+    """Ask for the end of a task: at once if it does not run; else the flag is set and the first end wins. Its state afterwards, None: no such task."""
+    task = lock_task(tx, task_id)
+    if task is None:
+        return None
+    decision = on_cancel(task)
+    if decision is not None:
+        apply(tx, task, decision, tx.now_us())
+        return decision.state
+    if task.state.held and not task.cancel:
+        t = tx.t.task
+        tx.update(t, t.c.id == task.id, t.c.state == task.state, t.c.fence == task.fence, cancel=1, changed_us=tx.now_us())
+    return task.state
+
+
+def flags(tx: Transaction, session: str) -> dict[str, tuple[int, bool]]:
+    """What a session holds: task → (fence, whether its end is asked for). A heartbeat reads it; it locks nothing."""
+    t = tx.t.task
+    held = sa.select(t.c.id, t.c.fence, t.c.cancel).where(t.c.session == session, t.c.state.in_(tuple(HELD)))
+    return {r["id"]: (int(r["fence"]), bool(r["cancel"])) for r in tx.rows(held)}
+
+
+# -- lost sessions
+
+
+def holding_sessions(tx: Transaction) -> list[str]:
+    """Sessions that hold tasks, live or not: one short index look-up for each."""
+    t = tx.t.task
+    found: list[str] = []
+    after = ""
+    while True:
+        row = tx.row(sa.select(sa.func.min(t.c.session).label("session")).where(t.c.session > after))
+        if row is None or row["session"] is None:
+            return found
+        after = row["session"]
+        found.append(after)
+
+
+def expire_session(tx: Transaction, session: str, margin_us: int) -> bool:
+    """Take the lease of a session away whose time is over by ``margin_us``; whether it holds none now. Locked against its claims."""
+    n = tx.t.node
+    row = tx.row(sa.select(n).where(n.c.id == session).with_for_update())
+    if row is None or row["state"] == NodeState.GONE:
+        return True
+    if row["expires_us"] + margin_us > tx.now_us():
+        return False
+    tx.update(n, n.c.id == session, n.c.rev == row["rev"], state=NodeState.GONE)
+    return True
+
+
+def take_back(tx: Transaction, session: str, chance: Callable[[], float], limit: int) -> int:
+    """End attempts of a session that has no lease, each by its declared effects; how many there were."""
+    t = tx.t.task
+    now = tx.now_us()
+    held = sa.select(t).where(t.c.session == session, t.c.state.in_(tuple(HELD))).order_by(t.c.id).limit(limit).with_for_update()
+    rows = [to(TaskRow, r) for r in tx.rows(held)]
+    for task in by_permit(rows):
+        outcome = Lost(started=task.state is TaskState.RUNNING)
+        decision = on_end(task, msgspec.json.decode(task.policy, type=Policy), outcome, now, chance())
+        apply(tx, task, decision, now)
+        keep_attempt(tx, task.id, task.fence, session, "Lost", decision, task.started_us, now)
+    return len(rows)
+
+
+# -- reviews
+
+
+class ReviewRefused(enum.StrEnum):
+    """Why a review's decision was not taken."""
+
+    GONE = "there is no such task"
+    MOVED = "the task has changed since it was read"
+    NOT_IN_REVIEW = "the task is not in review"
+
+
+def review(
+    tx: Transaction, task_id: str, rev: int, *, done: bool, result: str, reason: str, actor: str, retry: NewTask | None = None
+) -> ReviewRefused | Receipt | None:
+    """A person's decision on an UNKNOWN task, compare-and-set on ``rev``. ``retry``: a new, linked task takes over. None or the new task's receipt: decided."""
+    task = lock_task(tx, task_id)
+    if task is None:
+        return ReviewRefused.GONE
+    if task.state is not TaskState.UNKNOWN:
+        return ReviewRefused.NOT_IN_REVIEW
+    if task.rev != rev:
+        return ReviewRefused.MOVED
+    receipt = None
+    extra: dict[str, Any] = {"result": result} if done else {"error": reason[:20_000]}
+    if retry is not None:
+        receipt = submit(tx, msgspec.structs.replace(retry, retry_of=task.id, root=task.root))
+        extra["superseded_by"] = receipt.task
+    state = TaskState.SUCCEEDED if done else TaskState.FAILED
+    now = tx.now_us()
+    decision = Decision(state=state, cause=Cause.REVIEWED, reason=f"{actor}: {reason}")
+    apply(tx, task, decision, now, **extra)
+    keep_attempt(tx, task.id, task.fence, actor[:64], "Reviewed", decision, task.started_us, now, late=True)
+    return receipt

@@ -1,0 +1,154 @@
+"""Statements that bring durable tasks in, read them, and write what was decided about one.
+
+:func:`submit` may run inside a caller's transaction, at any isolation level: a repeat is an answer, never a database error. What must never happen here: a decision; a write that
+does not name the state and the fence it was decided from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from ..durable.decisions import Decision, rank
+from ..durable.records import AttemptRow, NewTask, Receipt, TaskRow, lane
+from ..durable.states import TaskState, may_become
+from .database import Query, Transaction
+from .permits import release
+from .rows import to
+
+TEXT_KEPT = 20_000
+
+
+_BY_KEY = Query(
+    lambda t: (
+        sa.select(t.task.c.id, t.task.c.state, t.task.c.digest)
+        .where(
+            t.task.c.namespace == sa.bindparam("namespace"),
+            t.task.c.handler == sa.bindparam("handler"),
+            t.task.c.key == sa.bindparam("key"),
+        )
+        .with_for_update()
+    )
+)
+_TASK = Query(lambda t: sa.select(t.task).where(t.task.c.id == sa.bindparam("id")))
+_LOCKED = Query(lambda t: sa.select(t.task).where(t.task.c.id == sa.bindparam("id")).with_for_update())
+
+
+def submit(tx: Transaction, new: NewTask) -> Receipt:
+    """Insert it, or answer with what is stored under its key. The later of two with one key waits for the first to commit, at most the lock timeout."""
+    now = tx.now_us()
+    due = new.due_us or now + new.delay_us
+    waits = due > now
+    state = TaskState.SCHEDULED if waits else TaskState.READY
+    inserted = tx.insert_or_nothing(
+        tx.t.task,
+        id=new.id, namespace=new.namespace, handler=new.handler, key=new.key, digest=new.digest, queue=new.queue, business_key=new.business_key,
+        state=state, cause="", reason="", effects=new.effects, policy=msgspec.json.encode(new.policy).decode(), args=new.args, priority=new.priority,
+        fence=0, token="", session="", claim="", failures=0, crashes=0, losses=0, snoozes=0, starts=0, cancel=0, permit=new.permit,
+        ordered=int(new.ordered), permit_held=0, permit_seq=0, blocked_by=None, ready_lane=None if waits else lane(new.namespace, new.queue),
+        rank=rank(due, new.priority), wake_us=due if waits else None, due_us=due, start_by_us=new.start_by_us and due + new.start_by_us,
+        deadline_us=new.deadline_us and now + new.deadline_us,
+        claimed_us=0, started_us=0, settled_us=0, created_us=now, changed_us=now, result="", error="", origin=new.origin, root=new.root or new.id,
+        retry_of=new.retry_of, superseded_by="", actor=new.actor, rev=0,
+    )  # fmt: skip
+    if inserted:
+        return Receipt(new.id, state, new.digest)
+    known = tx.row(_BY_KEY, namespace=new.namespace, handler=new.handler, key=new.key)
+    if known is None:  # the id itself is taken: ids are random, so this is a repeat of a submission whose key was purged meanwhile
+        raise AssertionError(f"task id {new.id} exists under another key")
+    conflict = "" if known["digest"] == new.digest else known["digest"]
+    return Receipt(known["id"], TaskState(known["state"]), new.digest, replayed=not conflict, conflict=conflict)
+
+
+def read_task(tx: Transaction, task: str) -> TaskRow | None:
+    row = tx.row(_TASK, id=task)
+    return None if row is None else to(TaskRow, row)
+
+
+def find(tx: Transaction, namespace: str, wanted: Mapping[str, str], limit: int) -> list[TaskRow]:
+    """The newest tasks of a namespace whose columns have these values."""
+    t = tx.t.task
+    where = [t.c.namespace == namespace, *(t.c[column] == value for column, value in wanted.items())]
+    return [to(TaskRow, r) for r in tx.rows(sa.select(t).where(*where).order_by(t.c.created_us.desc(), t.c.id).limit(limit))]
+
+
+def lock_task(tx: Transaction, task: str) -> TaskRow | None:
+    """Lock its row: every decision about one task begins so. Several at once: in the order of their ids."""
+    row = tx.row(_LOCKED, id=task)
+    return None if row is None else to(TaskRow, row)
+
+
+def lock_tasks(tx: Transaction, ids: Sequence[str]) -> dict[str, TaskRow]:
+    """Lock several, in the order of their ids."""
+    if not ids:
+        return {}
+    t = tx.t.task
+    found = tx.rows(sa.select(t).where(t.c.id.in_(sorted(ids))).order_by(t.c.id).with_for_update())
+    return {r["id"]: to(TaskRow, r) for r in found}
+
+
+def by_permit(tasks: Sequence[TaskRow]) -> list[TaskRow]:
+    """In the order in which their permits are to be locked, whose rows are locked already."""
+    return sorted(tasks, key=lambda t: (t.permit_id, t.rank, t.id))
+
+
+def attempts(tx: Transaction, task: str) -> list[AttemptRow]:
+    """Its ended attempts and what came too late, oldest first."""
+    t = tx.t.attempt
+    return [to(AttemptRow, r) for r in tx.rows(sa.select(t).where(t.c.task == task).order_by(t.c.fence, t.c.number))]
+
+
+def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, **extra: Any) -> None:
+    """Write a decision about a task whose row is locked, free what it held, and keep the evidence of the attempt it ends."""
+    if not may_become(task.state, decision.state):
+        raise AssertionError(f"task {task.id}: {task.state} may not become {decision.state}")
+    t = tx.t.task
+    after = decision.state
+    keeps = bool(task.permit_held) and decision.keeps_permit
+    queues_again = after is TaskState.RETRY_WAIT and not keeps
+    place = rank(decision.wake_us or now, task.priority) if queues_again else task.rank
+    values: dict[str, Any] = {
+        "state": after,
+        "cause": decision.cause,
+        "reason": decision.reason[:TEXT_KEPT],
+        "session": "",
+        "failures": task.failures + decision.failures,
+        "crashes": task.crashes + decision.crashes,
+        "losses": task.losses + decision.losses,
+        "snoozes": task.snoozes + decision.snoozes,
+        "permit_held": int(keeps),
+        "blocked_by": None,
+        "ready_lane": task.lane if after is TaskState.READY else None,
+        "rank": place,
+        "wake_us": decision.wake_us,
+        "settled_us": now if after.settled else 0,
+        "changed_us": now,
+        **extra,
+    }
+    if tx.update(t, t.c.id == task.id, t.c.state == task.state, t.c.fence == task.fence, t.c.rev == task.rev, **values) != 1:
+        raise AssertionError(f"task {task.id} changed under its lock")
+    if task.permit_held and not keeps:
+        release(tx, task.permit_id)
+
+
+def keep_attempt(
+    tx: Transaction, task: str, fence: int, session: str, outcome: str, decision: Decision, started_us: int, now: int, *, late: bool = False
+) -> None:
+    """Evidence of an attempt: its end, or what it reported after another end was settled. A repeat of the same report is kept once."""
+    t = tx.t.attempt
+    number = 0
+    if late:
+        same = tx.row(
+            sa.select(sa.func.count().label("n"), sa.func.max(t.c.number).label("top")).where(t.c.task == task, t.c.fence == fence)
+        )
+        assert same is not None
+        number = int(same["top"]) + 1 if same["n"] else 1
+        if number > 20:
+            return  # a reporter that repeats itself tells nothing new
+    tx.insert_or_nothing(
+        t, task=task, fence=fence, number=number, session=session, outcome=outcome, cause=decision.cause, detail=decision.reason[:TEXT_KEPT],
+        late=int(late), started_us=started_us, ended_us=now,
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""Handlers of durable tasks: user functions under their names, with what their authors declare, and their arguments checked against annotations.
+
+Filled when a user's module is imported, passed down from there. What must never happen here: a function found by a name that came with data and was not registered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import pydantic
+
+from millstream_schema.durable.records import NewTask
+from millstream_schema.durable.requests import HandlerSpec, Options, encode_arguments, new_task
+from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
+
+CONTEXT = "ctx"
+"""A first parameter of this name gets the attempt's context."""
+
+
+class Handler:
+    """One registered function. Calling it calls the function, as if it were not registered."""
+
+    def __init__(self, function: Callable[..., Any], spec: HandlerSpec) -> None:
+        self.function = function
+        self.spec = spec
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        self.wants_context = bool(parameters) and parameters[0].name == CONTEXT
+        self._signature = signature.replace(parameters=parameters[1:] if self.wants_context else parameters)
+        try:
+            hints = get_type_hints(function)
+        except (NameError, TypeError) as exc:
+            raise ConfigurationError(f"handler {spec.name!r}: an annotation cannot be resolved: {exc}") from exc
+        config = pydantic.ConfigDict(hide_input_in_errors=True)
+        self._adapters = {
+            name: pydantic.TypeAdapter(hints[name], config=None if _has_config(hints[name]) else config)
+            for name in self._signature.parameters
+            if name in hints
+        }
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def request(
+        self,
+        namespace: str,
+        task_id: str,
+        key: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        *,
+        actor: str,
+        origin: str,
+    ) -> NewTask:
+        """A complete request for this handler. Raises TaskInvalid naming everything that does not fit."""
+        bound = self._checked(args, kwargs)
+        permit = ""
+        if self.spec.permit and not options.permit:
+            try:
+                permit = self.spec.permit.format_map(bound.arguments)
+            except (KeyError, IndexError, AttributeError, ValueError) as exc:
+                raise TaskInvalid(f"handler {self.spec.name!r}: its permit {self.spec.permit!r} cannot be filled in: {exc!r}") from exc
+        arguments = encode_arguments(bound.args, bound.kwargs)
+        return new_task(self.spec, namespace, task_id, key, arguments, options, permit=permit, actor=actor, origin=origin)
+
+    def _checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """Arguments as the annotations want them, in plain values."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TaskInvalid(f"handler {self.spec.name!r}: {exc}") from exc
+        problems = []
+        for name, value in bound.arguments.items():
+            adapter = self._adapters.get(name)
+            if adapter is not None and self._plain(name):
+                try:
+                    bound.arguments[name] = adapter.dump_python(adapter.validate_python(value))
+                except pydantic.ValidationError as exc:
+                    problems += [f"{name}: {e['msg']}" for e in exc.errors(include_input=False, include_url=False)]
+        if problems:
+            raise TaskInvalid(f"handler {self.spec.name!r}: " + "; ".join(problems))
+        return bound
+
+    def decode(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Stored arguments as the function's annotations want them. Raises TaskInvalid when the function has changed meanwhile."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+            for name, value in bound.arguments.items():
+                adapter = self._adapters.get(name)
+                if adapter is not None and self._plain(name):
+                    bound.arguments[name] = adapter.validate_python(value)
+        except (TypeError, pydantic.ValidationError) as exc:
+            raise TaskInvalid(f"handler {self.spec.name!r} does not take the arguments it was submitted with: {exc}") from exc
+        return bound.args, bound.kwargs
+
+    def _plain(self, name: str) -> bool:
+        kind = self._signature.parameters[name].kind
+        return kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _has_config(kind: Any) -> bool:
+    """Whether a type brings a pydantic configuration of its own, to which an adapter may not add one."""
+    return (isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)) or hasattr(kind, "__pydantic_config__") or _dataclass(kind)
+
+
+def _dataclass(kind: Any) -> bool:
+    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__total__")
+
+
+class HandlerRegistry:
+    """Handlers by name."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def add(self, handler: Handler) -> None:
+        """Raises ConfigurationError for a name that is taken by another function."""
+        name = handler.spec.name
+        known = self._handlers.get(name)
+        if known is not None and known.function is not handler.function:
+            raise ConfigurationError(f"two handlers are named {name!r}: give one of them another name")
+        self._handlers[name] = handler
+
+    def get(self, name: str) -> Handler:
+        """Raises UnknownHandler."""
+        found = self._handlers.get(name)
+        if found is None:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            raise UnknownHandler(f"no handler named {name!r} is registered here (registered: {known}): import the module that defines it")
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._handlers))

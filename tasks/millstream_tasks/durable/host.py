@@ -1,0 +1,316 @@
+"""A worker session's step machine for durable tasks: lease, claims, starts, ends.
+
+Driven by a shell (the process beside a Celery worker, a thread in embedded mode, the simulator). Rows are the truth: wake-ups only make it look sooner. What must never happen
+here: an attempt begun or kept past the lease; an end that is dropped before the database has answered for it; a wait on user code.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from millstream_schema.durable.outcomes import AnyOutcome, Killed, Unstarted
+from millstream_schema.durable.records import NewTask, TaskRow
+from millstream_schema.durable.states import Effects, TaskState
+from millstream_schema.errors import CommitUnknown, StoreError
+from millstream_schema.ports import Chance, Clock, Ids
+from millstream_schema.store import claims, registry, settling
+from millstream_schema.store.claims import Claimed
+from millstream_schema.store.database import Database
+from millstream_schema.store.settling import Answer, Settlement
+
+from .pool import Attempt, Pool
+from .shares import shares
+
+log = structlog.get_logger(__name__)
+SETTLED_AT_ONCE = 200
+LANES_FOR = 1.0
+"""Seconds for which the picture of lanes and their load is good enough to share by."""
+LATE_KEPT = 1_000
+"""Ends of fenced attempts that are still waited for, as evidence."""
+AGAIN = 0.2
+"""Seconds after which what the database refused is tried again."""
+
+
+class HostSettings(msgspec.Struct, frozen=True):
+    """``prefetch``: short tasks held beyond the free slots. ``settle_ms``: how long an end waits for others to be written with. ``poll_ms``: longest pause between looks."""
+
+    name: str
+    queues: tuple[str, ...]
+    handlers: tuple[str, ...]
+    lease_ms: int = 10_000
+    margin_ms: int = 1_000
+    renew_ms: int = 3_000
+    poll_ms: int = 1_000
+    prefetch: int = 0
+    settle_ms: int = 5
+
+
+class _Held(msgspec.Struct):
+    """One attempt this session holds."""
+
+    row: TaskRow
+    began: bool = False
+    killed: bool = False
+    told: bool = False
+
+
+class TaskHost:
+    """One worker session at a time; a new one after each lost lease."""
+
+    def __init__(self, database: Database, pool: Pool, clock: Clock, ids: Ids, chance: Chance, settings: HostSettings) -> None:
+        self._db = database
+        self._pool = pool
+        self._clock = clock
+        self._ids = ids
+        self._chance = chance
+        self._settings = settings
+        self.session = ""
+        self.draining = False
+        self.answers: dict[Answer, int] = dict.fromkeys(Answer, 0)
+        self._deadline = 0.0
+        self._renew_at = 0.0
+        self._look_at = 0.0
+        self._pause = 0.05
+        self._held: dict[str, _Held] = {}
+        self._buffer: deque[str] = deque()
+        self._late: dict[tuple[str, int], str] = {}
+        self._reports: deque[tuple[str, int, AnyOutcome, tuple[NewTask, ...]]] = deque()
+        self._unsettled: list[Settlement] = []
+        self._settle_at = 0.0
+        self._claim = ""
+        self._claim_token = ""
+        self._lanes: list[str] = []
+        self._load: dict[str, int] = {}
+        self._weights: dict[str, tuple[int, bool]] = {}
+        self._lanes_until = 0.0
+
+    # -- handed in from other threads ---------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be work. Thread-safe."""
+        self._look_at = 0.0
+
+    def ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...] = ()) -> None:
+        """An attempt is over. Thread-safe; written by the next step."""
+        self._reports.append((task, fence, outcome, submits))
+
+    # -- the step -----------------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Do what is due; seconds until there may be more."""
+        now = self._clock.monotonic()
+        if self.session and now >= self._deadline:
+            self._lost()
+        try:
+            if not self.session:
+                self._register(now)
+            self._take_reports(now)
+            if now >= self._renew_at:
+                self._renew(now)
+            if self._unsettled and now >= self._settle_at:
+                self._settle()
+            self._feed()
+            if now >= self._look_at and not self.draining:
+                self._look(now)
+                self._feed()
+        except CommitUnknown:
+            return 0.0  # every write of ours is repeated as it was
+        except StoreError as exc:
+            log.warning("the database refused; tried again", error=str(exc))
+            self._look_at = max(self._look_at, now + AGAIN)
+            self._settle_at = now + AGAIN
+            return AGAIN
+        upcoming = [self._deadline, self._renew_at]
+        if not self.draining:
+            upcoming.append(self._look_at)
+        if self._unsettled:
+            upcoming.append(self._settle_at)
+        return max(0.0, min(upcoming) - self._clock.monotonic())
+
+    def drain(self) -> None:
+        """Claim nothing more and give back at once what has not begun."""
+        self.draining = True
+        for task in list(self._buffer):
+            self.ended(task, self._held[task].row.fence, Unstarted())
+        self._buffer.clear()
+
+    def abandon(self, why: str) -> None:
+        """The drain's time is over: what still runs is killed and ends by its declared effects."""
+        for task, held in self._held.items():
+            if held.began and not held.killed:
+                held.killed = True
+                self._pool.kill(task, held.row.fence)
+                self.ended(task, held.row.fence, Killed("drain", why))
+
+    @property
+    def holding(self) -> int:
+        """Attempts that are not settled."""
+        return len(self._held) + len(self._unsettled)
+
+    # -- the lease ----------------------------------------------------------------------------------------------------------------------
+
+    def _register(self, now: float) -> None:
+        """A session of a new id; its row has no slots for stream subtasks."""
+        if self.draining:
+            return
+        s = self._settings
+        session = self._ids.new("session", 10)
+        self._db.run(lambda tx: registry.register_node(tx, session, s.name, 0, s.lease_ms * 1000, "{}"))
+        self.session = session
+        self._valid_from(now)
+        self._look_at = 0.0
+
+    def _valid_from(self, sent: float) -> None:
+        """The lease counts from before the request was sent, and is left a margin before its end."""
+        s = self._settings
+        self._deadline = sent + (s.lease_ms - s.margin_ms) / 1000
+        self._renew_at = sent + s.renew_ms / 1000
+
+    def _renew(self, now: float) -> None:
+        """Renew, and read in the same transaction what is asked of what is held. No task row is locked."""
+        s = self._settings
+        if not self.session:
+            return
+        renewed, flags = self._db.run(
+            lambda tx: (registry.renew_node(tx, self.session, s.lease_ms * 1000), settling.flags(tx, self.session))
+        )
+        if not renewed:
+            self._lost()
+            return
+        self._valid_from(now)
+        reported = {s.task for s in self._unsettled}
+        for task, held in list(self._held.items()):
+            fence, cancel = flags.get(task, (-1, False))
+            if fence != held.row.fence:
+                if task not in reported:
+                    self._fence(task)  # somebody else's by now, or settled otherwise
+            elif cancel and not held.told:
+                held.told = True
+                if held.began:
+                    self._pool.cancel(task, fence)
+                else:
+                    self._buffer = deque(t for t in self._buffer if t != task)
+                    self.ended(task, fence, Unstarted())
+
+    def _fence(self, task: str) -> None:
+        held = self._held.pop(task)
+        self._buffer = deque(t for t in self._buffer if t != task)
+        if held.began and not held.killed:
+            self._pool.kill(task, held.row.fence)
+        if held.began:
+            self._late[task, held.row.fence] = held.row.token
+            if len(self._late) > LATE_KEPT:
+                del self._late[next(iter(self._late))]
+
+    def _lost(self) -> None:
+        """The lease is over: stop everything. What was not settled is reported all the same: late evidence, or an end that is still ours."""
+        log.warning("the lease of this session is over", session=self.session, held=len(self._held))
+        for task in list(self._held):
+            self._fence(task)
+        self.session = ""
+        self._claim = ""
+        self._renew_at = 0.0
+
+    # -- claiming -----------------------------------------------------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        """Claim up to what is free. When there is nothing, look less often, and at the latest when the next waiting task is due."""
+        s = self._settings
+        room = self._pool.free() + s.prefetch - len(self._buffer)
+        if room <= 0 or not self.session:
+            self._look_at = now + s.poll_ms / 1000
+            return
+        claimed = self._claimed(now, room)
+        if claimed is None:
+            self._lost()
+            return
+        for row in claimed.tasks:
+            if row.id not in self._held:
+                self._held[row.id] = _Held(row)
+                self._buffer.append(row.id)
+        if claimed.tasks:
+            self._pause = 0.05
+            self._look_at = now if len(claimed.tasks) >= room else now + self._pause
+            return
+        self._lanes_until = 0.0
+        self._pause = min(self._pause * 2, s.poll_ms / 1000)
+        self._look_at = now + self._pause
+        if claimed.next_us is not None:
+            due = (claimed.next_us - claimed.now_us) / 1e6
+            self._look_at = min(self._look_at, now + max(0.0, due))
+            if due <= 0:
+                self._db.run(lambda tx: claims.wake_due(tx, 100))
+
+    def _claimed(self, now: float, room: int) -> Claimed | None:
+        if now >= self._lanes_until:
+            self._lanes, self._load, self._weights = self._db.read(
+                lambda tx: (claims.ready_lanes(tx, self._settings.queues), claims.held_by_lane(tx), claims.lane_settings(tx))
+            )
+            self._lanes_until = now + LANES_FOR
+        parts = shares(self._lanes, self._load, self._weights, room)
+        if not self._claim:  # kept until it is answered: an unknown outcome is resolved by the same claim
+            self._claim, self._claim_token = self._ids.new("claim", 10), self._ids.new("token", 10)
+        free = self._pool.free() - len(self._buffer)
+        claimed = self._db.run(
+            lambda tx: claims.claim(tx, self.session, self._claim, self._claim_token, parts, self._settings.handlers, max(0, free))
+        )
+        self._claim = ""
+        return claimed
+
+    def _feed(self) -> None:
+        """Begin what is buffered while slots are free. The start of an ``external`` attempt is committed before its code runs."""
+        while self._buffer and self._pool.free() > 0 and self._clock.monotonic() < self._deadline:
+            task = self._buffer[0]
+            held = self._held[task]
+            row = held.row
+            if row.effects is Effects.EXTERNAL and row.state is TaskState.DISPATCHED:
+                if not self._db.run(lambda tx, r=row: claims.begin(tx, self.session, r.id, r.fence, r.token)):  # type: ignore[misc]
+                    self._fence(task)
+                    continue
+                held.row = row = msgspec.structs.replace(row, state=TaskState.RUNNING)
+                if self._clock.monotonic() >= self._deadline:
+                    return  # it counts as started; the loss of the lease decides
+            self._buffer.popleft()
+            held.began = True
+            self._pool.start(Attempt(row, alone=row.crashes > 0))
+
+    # -- settling -----------------------------------------------------------------------------------------------------------------------
+
+    def _take_reports(self, now: float) -> None:
+        while self._reports:
+            task, fence, outcome, submits = self._reports.popleft()
+            held = self._held.get(task)
+            if held is None or held.row.fence != fence:
+                token = self._late.pop((task, fence), None)
+                if token is not None:  # fenced meanwhile: what it says is evidence, or its end after all if nobody has taken it back yet
+                    self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
+                continue
+            del self._held[task]
+            if not self._unsettled:
+                bundled = held.row.effects is not Effects.EXTERNAL
+                self._settle_at = now + (self._settings.settle_ms / 1000 if bundled else 0.0)
+            if held.row.effects is Effects.EXTERNAL:
+                self._settle_at = now
+            chance = self._chance.uniform(0.0, 1.0)
+            self._unsettled.append(
+                Settlement(task=task, fence=fence, token=held.row.token, outcome=outcome, submits=submits, chance=chance)
+            )
+
+    def _settle(self) -> None:
+        """Write ends until none is left. A row that fails is written alone, so that it holds up no other."""
+        while self._unsettled:
+            batch = self._unsettled[:SETTLED_AT_ONCE]
+            self._note(self._settled(batch))
+            del self._unsettled[: len(batch)]
+            self._look_at = 0.0
+
+    def _settled(self, batch: Sequence[Settlement]) -> dict[str, Answer]:
+        return self._db.run(lambda tx: settling.settle(tx, batch))
+
+    def _note(self, answers: dict[str, Answer]) -> None:
+        for answer in answers.values():
+            self.answers[answer] += 1

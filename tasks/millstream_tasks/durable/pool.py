@@ -1,0 +1,36 @@
+"""Where handlers run: Celery's pool, threads, or the simulator, behind one port."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from millstream_schema.durable.records import TaskRow
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One attempt as the pool gets it: the row as it was claimed. ``alone``: it took its process along before, so nothing else may run beside it in that process."""
+
+    task: TaskRow
+    alone: bool
+
+
+class Pool(Protocol):
+    """Runs attempts. Calls nobody back: what it has to say goes through the host's thread-safe methods ``started`` and ``ended``."""
+
+    def free(self) -> int:
+        """Slots in which an attempt would begin at once."""
+        ...
+
+    def start(self, attempt: Attempt) -> None:
+        """Run it in a free slot. Reports its end once, whatever happens to it."""
+        ...
+
+    def cancel(self, task: str, fence: int) -> None:
+        """Let its handler know that its end is asked for; killed after its grace."""
+        ...
+
+    def kill(self, task: str, fence: int) -> None:
+        """End it at once where the pool can; its report does not matter any more."""
+        ...

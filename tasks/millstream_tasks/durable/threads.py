@@ -1,0 +1,70 @@
+"""Handlers on threads of this process: embedded mode, and Celery's pools ``threads`` and ``solo``.
+
+A thread cannot be killed: *one valid attempt* holds, *one running* does not. What must never happen here: a report that is not made, whatever the handler raises.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.records import NewTask
+from millstream_schema.ports import Ids
+
+from .execution import execute
+from .handlers import HandlerRegistry
+from .pool import Attempt
+
+Report = Callable[[str, int, AnyOutcome, tuple[NewTask, ...]], None]
+
+
+class ThreadPool:
+    """``slots`` threads, started with the first attempts."""
+
+    def __init__(self, registry: HandlerRegistry, ids: Ids, slots: int, report: Report) -> None:
+        self._registry = registry
+        self._ids = ids
+        self._slots = slots
+        self._report = report
+        self._waiting: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._told: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        self._busy = 0
+
+    def free(self) -> int:
+        return self._slots - self._busy
+
+    def start(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._busy += 1
+            if len(self._threads) < min(self._busy, self._slots):
+                thread = threading.Thread(target=self._work, name=f"millstream-task-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._waiting.put(attempt)
+
+    def cancel(self, task: str, fence: int) -> None:
+        """A thread is not interrupted: its handler can see it at ``ctx.cancelled``, and its end is taken as it comes."""
+        self._told.add((task, fence))
+
+    def kill(self, task: str, fence: int) -> None:
+        """A thread cannot be killed: it is told, and what it reports is late."""
+        self._told.add((task, fence))
+
+    def close(self) -> None:
+        """Threads end when what they run ends."""
+        for _ in self._threads:
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (attempt := self._waiting.get()) is not None:
+            mine = (attempt.task.id, attempt.task.fence)
+            outcome, submits = execute(attempt.task, self._registry, self._ids, partial(self._told.__contains__, mine))
+            self._told.discard(mine)
+            with self._lock:
+                self._busy -= 1
+            self._report(attempt.task.id, attempt.task.fence, outcome, submits)
