@@ -22,6 +22,8 @@ from .tally import TallySink
 pipelines = Pipelines()
 CYCLE = 100_000
 SPLITS = 2
+KEYS = 500
+"""Keys of each split of ``upserts``."""
 
 
 def counted(n: int, rate: float) -> GeneratorSource:
@@ -68,7 +70,7 @@ def upserts(job: Any, config: dict[str, Any]) -> None:
         if position >= n:
             return None
         due = min(int((time.monotonic() - start) * rate), n, position + limit)
-        return [(f"{split}-{i % 500}", i, start + (i + 1) / rate) for i in range(position, due)]
+        return [(f"{split}-{i % KEYS}", i, start + (i + 1) / rate) for i in range(position, due)]
 
     stream = job.source(GeneratorSource(generate, SPLITS, "paced"), uid="records").key_by(lambda record: record[0])
     newest = stream.reduce(lambda _, record: record, uid="newest")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from millstream_schema.connectors import Json, Sink, Source
-from millstream_schema.errors import ConfigurationError, MillstreamError
+from millstream_schema.errors import ConfigurationError
 from millstream_schema.model import (
     Component,
     EdgeConfig,
@@ -57,7 +57,7 @@ class JobBuilder:
     # -- settings of the whole job
 
     def register_type(self, name: str, type_: type) -> None:
-        """Make ``type_`` (dataclass, msgspec Struct, NamedTuple, Enum) a value type that may travel and be kept in state under ``name``."""
+        """Make ``type_`` (dataclass, msgspec Struct, NamedTuple, Enum, pydantic model) a value type that may travel and be kept in state under ``name``."""
         self.types.register(name, type_)
         self._types.append(name)
 
@@ -384,4 +384,4 @@ def _jsonable(operator: str, config: dict[str, Json]) -> dict[str, Json]:
     return decoded
 
 
-__all__ = ["DataStream", "JobBuilder", "KeyedStream", "MillstreamError", "WindowedStream"]
+__all__ = ["DataStream", "JobBuilder", "KeyedStream", "WindowedStream"]

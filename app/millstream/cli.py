@@ -26,6 +26,7 @@ from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption
 from .cli_tasks import reviews_app, tasks_app
 from .client import reachable
 from .dev import DevCluster
+from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_to_stderr
 from .node_process import NodeProcess, celery_application, celery_messages, prove
 from .program import EPILOG, Commands, Given
@@ -112,9 +113,9 @@ def node(
             coordinate=not no_coordinator,
             messages=celery_messages(celery_application(celery), installation.prefix, shown) if celery else None,
         )
-    process.on_signals()
+    ended_with_signals(process.stop)
     if with_parent:
-        process.until_stdin_ends()
+        ended_with_stdin(process.stop)
     process.run()
 
 

@@ -34,6 +34,7 @@ OverrideOption = Annotated[
     list[str] | None, typer.Option("--override", help="operator.parallelism=3, or operator.capacity=16 for the edges to it. Repeatable.")
 ]
 LenientFlag = Annotated[bool, typer.Option("--lenient", help="Drop state that does not match instead of refusing.")]
+RepeatFlag = Annotated[bool, typer.Option("--repeat-effects", help="Restore although later effects are committed.")]
 RenameOption = Annotated[list[str] | None, typer.Option("--rename", help="old=new operator id. Repeatable.")]
 
 
@@ -49,7 +50,7 @@ def submit(
     override: OverrideOption = None,
     savepoint: Annotated[str, typer.Option("--savepoint", help="Restore this savepoint.")] = "",
     lenient: LenientFlag = False,
-    repeat_effects: Annotated[bool, typer.Option("--repeat-effects", help="Restore although later effects are committed.")] = False,
+    repeat_effects: RepeatFlag = False,
     rename: RenameOption = None,
     wait: WaitFlag = False,
     timeout: Timeout = None,
@@ -76,6 +77,7 @@ def resume(
     setting: SettingOption = None,
     override: OverrideOption = None,
     lenient: LenientFlag = False,
+    repeat_effects: RepeatFlag = False,
     rename: RenameOption = None,
     wait: WaitFlag = False,
     timeout: Timeout = None,
@@ -87,8 +89,9 @@ def resume(
     overrides: dict[str, Override] | None = overrides_of(override) if override else None
     with ctx.obj.jobs(pipelines, build=True) as jobs:
         row = jobs.resume(
-            name, config=values, parallelism=parallelism, settings=settings, overrides=overrides, lenient=lenient, renames=renames
-        )
+            name, config=values, parallelism=parallelism, settings=settings, overrides=overrides, lenient=lenient, repeat_effects=repeat_effects,
+            renames=renames,
+        )  # fmt: skip
         _ended_or_asked(jobs, row, f"{row.name} goes on from epoch {row.newest_durable}", wait, timeout, as_json)
 
 

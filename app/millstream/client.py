@@ -83,7 +83,9 @@ class Jobs:
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
         self._shared = database is not None
-        self._database = database or Database(installation.database, self._clock, prefix=installation.table_prefix)
+        self._database = database or Database(
+            installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
+        )
         self._operations = Operations(self._database)
         self._changed = changed or threading.Event()
         try:
@@ -144,9 +146,12 @@ class Jobs:
         settings: StreamSettings | None = None,
         overrides: dict[str, Override] | None = None,
         lenient: bool = False,
+        repeat_effects: bool = False,
         renames: dict[str, str] | None = None,
     ) -> JobRow:
         """Go on with an ended job from its newest durable epoch. What is left out stays as it was submitted; pending commits come first.
+
+        ``lenient``, ``renames``, ``repeat_effects``: as in :meth:`submit`; a job that went on from a savepoint of this one may have committed later effects.
 
         Raises JobNotFound, JobConflict, RestoreRefused, JobInvalid, UnknownFactory.
         """
@@ -155,7 +160,8 @@ class Jobs:
         changes = Submission(
             job=row.id, name=row.name, factory=row.factory, config=kept, namespace=row.namespace, parallelism=row.parallelism if parallelism is None else parallelism,
             overrides=overrides if overrides is not None else msgspec.json.decode(row.overrides, type=dict[str, Override]),
-            settings=settings or msgspec.json.decode(row.settings, type=StreamSettings), lenient=lenient, renames=renames or {},
+            settings=settings or msgspec.json.decode(row.settings, type=StreamSettings), lenient=lenient,
+            repeat_effects=repeat_effects, renames=renames or {},
         )  # fmt: skip
         return self._hinted(lambda: self._operations.resume(row.id, self._build(row.factory, kept), changes))
 

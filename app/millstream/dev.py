@@ -1,6 +1,7 @@
 """``millstream dev``: node processes of one machine over AF_UNIX channels and SQLite, control by rows alone. No broker.
 
-The supervisor starts the nodes, starts again those that die, and ends with them: they hang on its pipe.
+The supervisor starts the nodes, starts again those that die, and ends with them: they hang on its pipe. What must never happen here: a node
+process that outlives its supervisor.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class DevCluster:
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> DevCluster:
-        self.database = Database(self.installation.database, self._clock, prefix=self.installation.table_prefix)
+        i = self.installation
+        self.database = Database(i.database, self._clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
         create_schema(self.database)
         self.operations = Operations(self.database)
         self.registry = load_registry(self._pipelines)
@@ -102,7 +104,10 @@ class DevCluster:
             for name, process in list(self.nodes.items()):
                 if process.poll() is not None and self._restart and not self._closing.is_set():
                     log.warning("node died; starting it again", name=name, code=process.returncode)
-                    self.start_node(name)
+                    try:
+                        self.start_node(name)
+                    except OSError as exc:  # tried again in a second: the supervisor itself must live on
+                        log.warning("node cannot be started", name=name, error=str(exc))
 
     def submit(self, pipeline: str, **submission: Any) -> str:
         """Submit a job; its id. Takes and raises what :meth:`millstream.client.Jobs.submit` does."""

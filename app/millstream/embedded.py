@@ -4,6 +4,8 @@
 
     with EmbeddedCluster(pipelines) as cluster:
         cluster.run("wordcount")
+
+What must never happen here: code that production does not run.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class EmbeddedCluster:
         if not structlog.is_configured():  # the library's own default shows every debug line
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
         clock = SystemClock()
-        self.database = Database(self._installation.database, clock, prefix=self._installation.table_prefix)
+        i = self._installation
+        self.database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
         create_schema(self.database)
         self.operations = Operations(self.database)
         self._hints = _LocalHints()

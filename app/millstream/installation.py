@@ -1,7 +1,8 @@
 """One installation: where its database, channels and checkpoints are. One frozen, validated value, built by the user or from the environment, passed down.
 
 Environment variables (read by :meth:`Installation.from_environment` only): ``MILLSTREAM_DATABASE``, ``MILLSTREAM_TRANSPORT``, ``MILLSTREAM_CHECKPOINTS``, ``MILLSTREAM_PREFIX``,
-``MILLSTREAM_LEASE_MS``, ``MILLSTREAM_POLL_MS``.
+``MILLSTREAM_LEASE_MS``, ``MILLSTREAM_POLL_MS`` and the others of :data:`VARIABLES`. What must never happen here: a URL shown, which may hold a password; a combination
+of times under which a lease cannot hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hints and task events over the broker Celery uses: one door to kombu, for one node process.
+"""Hints and task events over the broker Celery uses: one door to kombu.
 
 Publishing and consuming have a thread and a connection each; callers only put into a bounded queue. What must never happen here: a caller that waits for the broker, or a hint
 that anything depends on. When the broker is away hints are dropped, rows go on telling the truth.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from millstream_schema.ports import SystemClock
 log = structlog.get_logger(__name__)
 OUTBOX = 1000
 EXPIRES = 60
+WAKE_UPS = 100
+"""Wake-ups a queue of the broker holds; more tell nothing new."""
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0
 QUEUE_EXPIRES = 3600.0
 TICK, ADVANCE, SUBTASK = "millstream.tick", "millstream.advance", "millstream.subtask"
@@ -34,17 +37,20 @@ def coordinator_queue(prefix: str) -> str:
     return f"{prefix}.coordinator"
 
 
+def wake_queue(prefix: str, queue: str) -> str:
+    return f"{prefix}.tasks.{queue}"
+
+
 def control_queue(prefix: str, node: str) -> str:
     return f"{prefix}.{node}.control"
 
 
-class CeleryMessages:
-    """The carrier of one node process. ``app`` names the broker; ``prefix`` starts every queue name; ``hostname`` is the worker whose attempts are shown."""
+class Carrier:
+    """Sends and receives over the broker of a Celery application, with a thread and a connection for each. ``prefix`` starts every queue name."""
 
-    def __init__(self, app: Celery, prefix: str, hostname: str) -> None:
+    def __init__(self, app: Celery, prefix: str) -> None:
         self._app = app
         self._prefix = prefix
-        self._hostname = hostname
         self._outbox: deque[tuple[str, Any]] = deque(maxlen=OUTBOX)
         self._ready = threading.Event()
         self._closed = False
@@ -53,41 +59,11 @@ class CeleryMessages:
         self._threads: list[threading.Thread] = []
         self.dropped = 0
 
-    # -- sending: called from the node's and the coordinator's threads
-
-    @property
-    def hints(self) -> CeleryMessages:
-        return self
-
-    @property
-    def events(self) -> CeleryMessages:
-        return self
-
-    def to_node(self, hint: NodeHint) -> None:
-        self._put("node", hint)
-
-    def to_coordinator(self, hint: JobHint) -> None:
-        if hint.job:
-            self._put("job", hint)
-
-    def attempt(self, state: str, job: str, deployment: Deployment, detail: str) -> None:
-        """A subtask's attempt as a task event, as Flower and ``celery events`` show them."""
-        self._put("event", (state, job, deployment, detail))
-
     def _put(self, kind: str, item: Any) -> None:
         if len(self._outbox) == OUTBOX:
             self.dropped += 1
         self._outbox.append((kind, item))
         self._ready.set()
-
-    # -- threads
-
-    def start(
-        self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
-    ) -> None:
-        """Begin to send and to deliver. ``node_id``: the node's present id, new after each registration; its queue follows."""
-        self._spawn("send", self._send_all)
-        self._spawn("receive", lambda: self._receive_all(to_node, to_coordinator, node_id))
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         thread = threading.Thread(target=self._forever, args=(name, loop), name=f"millstream-{name}", daemon=True)
@@ -116,18 +92,67 @@ class CeleryMessages:
     def _connection(self) -> Connection:
         return self._app.connection_for_write(connect_timeout=5)
 
+    def _drain_outbox(self, send: Callable[[str, Any], None]) -> None:
+        """Send what is put in, until closed. What was taken out when sending fails is lost: a hint."""
+        while not self._closed:
+            self._ready.wait(1.0)
+            self._ready.clear()
+            while self._outbox:
+                kind, item = self._outbox.popleft()
+                send(kind, item)
+
+    def close(self) -> None:
+        self._closed = True
+        self._stopping.set()
+        self._ready.set()
+        for thread in self._threads:
+            thread.join(3)
+
+
+class CeleryMessages(Carrier):
+    """The carrier of one node process. ``hostname`` is the worker whose attempts are shown."""
+
+    def __init__(self, app: Celery, prefix: str, hostname: str) -> None:
+        super().__init__(app, prefix)
+        self._hostname = hostname
+
+    # -- sending: called from the node's and the coordinator's threads
+
+    @property
+    def hints(self) -> CeleryMessages:
+        return self
+
+    @property
+    def events(self) -> CeleryMessages:
+        return self
+
+    def to_node(self, hint: NodeHint) -> None:
+        self._put("node", hint)
+
+    def to_coordinator(self, hint: JobHint) -> None:
+        if hint.job:
+            self._put("job", hint)
+
+    def attempt(self, state: str, job: str, deployment: Deployment, detail: str) -> None:
+        """A subtask's attempt as a task event, as Flower and ``celery events`` show them."""
+        self._put("event", (state, job, deployment, detail))
+
+    # -- threads
+
+    def start(
+        self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
+    ) -> None:
+        """Begin to send and to deliver. ``node_id``: the node's present id, new after each registration; its queue follows."""
+        self._spawn("send", self._send_all)
+        self._spawn("receive", lambda: self._receive_all(to_node, to_coordinator, node_id))
+
     def _send_all(self) -> None:
         with self._connection() as connection, connection.channel() as channel:
             producer = Producer(channel, serializer="json")
             dispatcher = self._app.events.Dispatcher(
                 connection, channel=channel, hostname=self._hostname, enabled=True, buffer_while_offline=False
             )
-            while not self._closed:
-                self._ready.wait(1.0)
-                self._ready.clear()
-                while self._outbox:
-                    kind, item = self._outbox.popleft()  # lost when sending fails: a hint
-                    self._send(producer, dispatcher, kind, item)
+            self._drain_outbox(lambda kind, item: self._send(producer, dispatcher, kind, item))
 
     def _send(self, producer: Producer, dispatcher: Any, kind: str, item: Any) -> None:
         if kind == "node":
@@ -197,12 +222,74 @@ class CeleryMessages:
                     except TimeoutError:
                         connection.heartbeat_check()
 
-    def close(self) -> None:
-        self._closed = True
-        self._stopping.set()
-        self._ready.set()
-        for thread in self._threads:
-            thread.join(3)
+
+class TaskMessages(Carrier):
+    """Wake-ups for durable tasks: that a queue may hold something. Coalesced where they are sent, acknowledged on receipt, bounded in the broker.
+
+    Used by a worker's task process, which also listens, and by clients, which only send. Its threads start with the first use, in whatever process that is: a client made before
+    a fork serves both.
+    """
+
+    def __init__(self, app: Celery, prefix: str) -> None:
+        super().__init__(app, prefix)
+        self._sending = 0
+        self._waiting: set[str] = set()
+        self._lock = threading.Lock()
+
+    def wake(self, queue: str) -> None:
+        """Say that there may be work; never waits, never fails."""
+        with self._lock:
+            if self._sending != os.getpid():
+                self._sending = os.getpid()
+                self._ready = threading.Event()
+                self._spawn("wake", self._send_all)
+            if queue in self._waiting:
+                return
+            self._waiting.add(queue)
+        self._put("wake", queue)
+
+    def listen(self, queues: tuple[str, ...], woken: Callable[[], None]) -> None:
+        """Call ``woken`` for each wake-up of these queues, from a thread of its own."""
+        self._spawn("woken", lambda: self._receive_all(queues, woken))
+
+    def _queue(self, name: str) -> Queue:
+        full = wake_queue(self._prefix, name)
+        arguments = {"x-max-length": WAKE_UPS}
+        return Queue(
+            full, Exchange("", type="direct"), full, durable=False, auto_delete=False, expires=QUEUE_EXPIRES, queue_arguments=arguments
+        )
+
+    def _send_all(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+        with self._connection() as connection, connection.channel() as channel:
+            producer = Producer(channel, serializer="json")
+            declared: set[str] = set()
+            unbounded = connection.transport.driver_type == "redis"  # knows no x-max-length
+
+            def send(_kind: str, queue: str) -> None:
+                with self._lock:
+                    self._waiting.discard(queue)
+                if queue not in declared:
+                    self._queue(queue)(channel).declare()
+                    declared.add(queue)
+                if unbounded and self._queue(queue)(channel).queue_declare().message_count >= WAKE_UPS:
+                    return  # nobody listens: more would tell nothing new
+                producer.publish(
+                    "", exchange="", routing_key=wake_queue(self._prefix, queue), expiration=EXPIRES, retry=False, delivery_mode=1
+                )
+
+            self._drain_outbox(send)
+
+    def _receive_all(self, queues: tuple[str, ...], woken: Callable[[], None]) -> None:
+        with self._connection() as connection, connection.channel() as channel:
+            listened = [self._queue(q) for q in queues]
+            with Consumer(channel, queues=listened, callbacks=[lambda _body, _message: woken()], accept=["json"], no_ack=True):
+                while not self._closed:
+                    try:
+                        connection.drain_events(timeout=1.0)
+                    except TimeoutError:
+                        connection.heartbeat_check()
 
 
 def _node_hint(body: Any) -> NodeHint | None:
@@ -224,4 +311,4 @@ def _first_argument(message: Message) -> str:
         return ""
 
 
-__all__ = ["ADVANCE", "TICK", "CeleryMessages", "control_queue", "coordinator_queue"]
+__all__ = ["ADVANCE", "TICK", "CeleryMessages", "TaskMessages", "control_queue", "coordinator_queue", "wake_queue"]

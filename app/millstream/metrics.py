@@ -31,7 +31,7 @@ SUBTASK_COUNTERS = {
     "bytes_out": "Bytes sent",
     "late": "Records past their allowed lateness",
     "fenced": "Envelopes of older generations, dropped",
-    "dropped": "Repeated envelopes, dropped",
+    "dropped": "Repeated envelopes, and barriers of epochs that are over here: dropped",
     "dead_lettered": "Undecodable records sent to the dead-letter output",
     "skipped": "Undecodable records passed over",
     "busy_ms": "Milliseconds spent working",

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import select
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from millstream_tasks.shell.processes import ProcessLauncher
 from millstream_tasks.shell.wire import Boot
 
 from .installation import Installation, address_of
+from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_through_celery, log_to_stderr
 
 log = structlog.get_logger("millstream.node_process")  # not __name__: this module is run as __main__
@@ -136,22 +135,6 @@ class NodeProcess:
         """Thread-safe and signal-safe."""
         self._loop.stop()
 
-    def until_stdin_ends(self) -> None:
-        """Stop when whoever started this process is gone."""
-
-        def watch() -> None:
-            while True:
-                select.select([sys.stdin], [], [])
-                if not os.read(sys.stdin.fileno(), 4096):
-                    self.stop()
-                    return
-
-        threading.Thread(target=watch, name="millstream-parent", daemon=True).start()
-
-    def on_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stop())
-
 
 def _ignore(_hint: JobHint) -> None:
     """Nothing to do: this process does not coordinate."""
@@ -221,8 +204,8 @@ def main(argv: list[str] | None = None) -> int:
             coordinate=not args.no_coordinator,
             messages=messages,
         )
-        process.on_signals()
-        process.until_stdin_ends()
+        ended_with_signals(process.stop)
+        ended_with_stdin(process.stop)
         process.run()
     except MillstreamError as exc:  # whoever keeps this process reads its last line
         if app is None:

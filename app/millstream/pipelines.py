@@ -1,6 +1,6 @@
 """``Pipelines``: the one object a user builds to name stream jobs, passed down to everything that runs them.
 
-Imported by subtask processes: nothing heavy here.
+Imported by subtask processes: nothing heavy here. What must never happen here: a pipeline built by anything but its registered function.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pipelines:
     ) -> Callable[[PipelineFunction], PipelineFunction]:
         """Register the decorated ``function(job, config)`` under ``name``. ``config``: a pydantic model the job's config is validated by; without it a dict.
 
-        Raises ConfigurationError for an unknown guarantee; UnknownFactory for a name that is taken.
+        Raises ConfigurationError for an unknown guarantee or a name that is taken.
         """
         try:
             chosen = Guarantee(guarantee)

@@ -1,4 +1,4 @@
-"""Durable tasks on threads of this process: a worker and the sweep, for embedded mode and tests of users' programs. The same code as under Celery.
+"""Durable tasks on threads of this process: a worker and a coordinator, for embedded mode and tests of users' programs. The same code as under Celery.
 
 ::
 
@@ -12,24 +12,23 @@ import threading
 from types import TracebackType
 from typing import Self
 
-import structlog
-
+from millstream_coordinator.coordinator import Coordinator
+from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.task_sweep import TaskSweep
 from millstream_schema.durable.outcomes import AnyOutcome
 from millstream_schema.durable.records import NewTask
-from millstream_schema.errors import ConfigurationError, StoreError
+from millstream_schema.errors import ConfigurationError
+from millstream_schema.hints import NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_tasks.durable.host import HostSettings, TaskHost
 from millstream_tasks.durable.threads import ThreadPool
+from millstream_tasks.opening import open_storage
 
 from .handlers import Handlers
 from .installation import Installation
 from .tasks import Tasks
-
-log = structlog.get_logger(__name__)
-SWEEP_SECONDS = 1.0
 
 
 class TaskWorker:
@@ -66,17 +65,22 @@ class TaskWorker:
         inst = self._installation
         self.database = Database(inst.database, clock, prefix=inst.table_prefix, timeout_ms=inst.idle_in_transaction_ms)
         create_schema(self.database)
-        self._pool = ThreadPool(self._handlers.registry, ids, self._slots, self._ended)
+        self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended)
         settings = HostSettings(
             name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,
             margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, prefetch=self._slots,
         )  # fmt: skip
         self._host = TaskHost(self.database, self._pool, clock, ids, chance, settings)
-        self._sweep = TaskSweep(self.database, clock, chance, inst.lease_ms, inst.lease_ms // 10)
+        sweep = TaskSweep(self.database, clock, chance, inst.lease_ms, inst.lease_ms // 10)
+        coordinator = Coordinator(
+            self.database, NoHints(), clock, chance, lambda url: open_storage(url or inst.checkpoints), ids.new("coordinator"), inst.lease_ms,
+            inst.poll_ms / 1000, sweep,
+        )  # fmt: skip
+        self._coordinator = CoordinatorLoop(coordinator, inst.poll_ms / 1000)
         self.tasks = Tasks(
             inst, self._handlers, self._namespace, clock=clock, ids=ids, database=self.database, changed=self._changed, wake=self.wake
         )
-        for name, target in (("tasks", self._serve), ("task-sweep", self._sweeping)):
+        for name, target in (("tasks", self._serve), ("coordinator", self._coordinator.run)):
             thread = threading.Thread(target=target, name=f"millstream-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -85,14 +89,15 @@ class TaskWorker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Give back what has not begun, wait for what runs, settle it."""
         self._stopping.set()
+        self._coordinator.stop()
         self._wake.set()
         for thread in self._threads:
             thread.join(self._installation.lease_ms / 1000)
         self._pool.close()
         self.database.close()
 
-    def wake(self) -> None:
-        """There may be work."""
+    def wake(self, queue: str) -> None:
+        """There may be work in a queue."""
         self._host.wake()
         self._wake.set()
 
@@ -112,10 +117,3 @@ class TaskWorker:
             if wait > 0:
                 self._wake.wait(wait)
             self._wake.clear()
-
-    def _sweeping(self) -> None:
-        while not self._stopping.wait(SWEEP_SECONDS):
-            try:
-                self._sweep.sweep()
-            except StoreError as exc:
-                log.warning("task sweep: the database refused; tried again", error=str(exc))

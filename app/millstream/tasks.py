@@ -24,6 +24,7 @@ from millstream_schema.errors import (
     StoreUnavailable,
     TaskConflict,
     TaskFailed,
+    TaskInvalid,
     TaskNotFound,
 )
 from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
@@ -39,14 +40,30 @@ from .installation import Installation
 T = TypeVar("T")
 _REPEATS = 5
 """How often a transaction whose answer was lost is executed again."""
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.002
 _SLOWEST_POLL = 1.0
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of :meth:`Tasks.submit_many`; the fields as in :meth:`Tasks.submit`."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    key: str = ""
+    options: Options = Options()
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why one item of many was not accepted."""
+
+    reason: str
 
 
 class Tasks:
     """The durable tasks of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
     ``handlers``: needed by :meth:`submit` only. ``actor``: who acts, kept with what is done. ``changed``: set by who knows that a task moved; waiting then looks at once.
+    ``wake``: told of the queue after each submission; it may neither wait nor fail.
     Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
     """
 
@@ -61,7 +78,7 @@ class Tasks:
         ids: Ids | None = None,
         database: Database | None = None,
         changed: threading.Event | None = None,
-        wake: Callable[[], None] | None = None,
+        wake: Callable[[str], None] | None = None,
     ) -> None:
         if not NAME.match(namespace):
             raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
@@ -132,10 +149,38 @@ class Tasks:
         )  # fmt: skip
         new = found.request(self.namespace, self._ids.new("task", 10), key, args, kwargs, options, actor=self._actor, origin="direct")
         receipt = self._run(lambda tx: tasks.submit(tx, new))
-        _refuse_conflict(new, receipt)
+        if receipt.conflict:
+            raise TaskConflict(_conflict(new, receipt))
         if self._wake is not None:
-            self._wake()
+            self._wake(new.queue)
         return receipt
+
+    def submit_many(self, handler: str | Handler, items: Sequence[Item]) -> list[Receipt | Refusal]:
+        """Accept many in one transaction; an answer for each, in the order given. What is refused holds up no other. Raises UnknownHandler, StoreUnavailable."""
+        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        answers: dict[int, Receipt | Refusal] = {}
+        news: dict[int, NewTask] = {}
+        for at, item in enumerate(items):
+            try:
+                news[at] = found.request(
+                    self.namespace,
+                    self._ids.new("task", 10),
+                    item.key,
+                    item.args,
+                    item.kwargs,
+                    item.options,
+                    actor=self._actor,
+                    origin="batch",
+                )
+            except TaskInvalid as exc:
+                answers[at] = Refusal(str(exc))
+        receipts = self._run(lambda tx: tasks.submit_many(tx, list(news.values())))
+        for at, receipt in zip(news, receipts, strict=True):
+            answers[at] = Refusal(_conflict(news[at], receipt)) if receipt.conflict else receipt
+        if self._wake is not None:
+            for queue in {n.queue for n in news.values()}:
+                self._wake(queue)
+        return [answers[at] for at in range(len(items))]
 
     # -- looking
 
@@ -236,9 +281,8 @@ class Tasks:
         return answer
 
 
-def _refuse_conflict(new: NewTask, receipt: Receipt) -> None:
-    if receipt.conflict:
-        raise TaskConflict(
-            f"key {new.key!r} of handler {new.handler!r} is known with other content: task {receipt.task} has digest {receipt.conflict}, "
-            f"this request {new.digest}. Use another key for another request"
-        )
+def _conflict(new: NewTask, receipt: Receipt) -> str:
+    return (
+        f"key {new.key!r} of handler {new.handler!r} is known with other content: task {receipt.task} has digest {receipt.conflict}, "
+        f"this request {new.digest}. Use another key for another request"
+    )

@@ -18,8 +18,10 @@ from celery import Celery, bootsteps
 
 from millstream_schema.errors import ConfigurationError
 
+from .handlers import Handlers
 from .installation import Installation
-from .messages import ADVANCE, TICK, coordinator_queue
+from .messages import ADVANCE, TICK, TaskMessages, coordinator_queue
+from .tasks import Tasks
 
 log = logging.getLogger(__name__)  # Celery's own set-up shows it: this runs inside the worker
 RESTART_PAUSE = 1.0
@@ -29,8 +31,9 @@ LONGEST_PAUSE = 8.0
 class Millstream:
     """Installs Millstream into a Celery application.
 
-    ``celery_app``: where the node process finds it again (``module:attribute``), ``pipelines``: likewise the Pipelines object. ``slots``: subtasks per worker. ``tick``: seconds
-    between beat's ticks.
+    ``celery_app``: where the processes beside a worker find it again (``module:attribute``). ``pipelines``, ``handlers``: likewise the Pipelines object (stream jobs) and the
+    Handlers object (durable tasks); at least one. ``slots``: subtasks per worker. ``processes``: handlers at once per worker (its concurrency, if not given);
+    ``queues``: which it serves (those of its handlers). ``drain``: seconds a shut-down waits for running handlers. ``tick``: seconds between beat's ticks.
     """
 
     def __init__(
@@ -39,19 +42,31 @@ class Millstream:
         installation: Installation,
         *,
         celery_app: str,
-        pipelines: str,
+        pipelines: str = "",
+        handlers: str = "",
         slots: int = 4,
         spares: int = 1,
+        processes: int | None = None,
+        queues: tuple[str, ...] = (),
+        drain: float = 20.0,
         tick: float = 5.0,
     ) -> None:
         if slots < 0 or tick <= 0:
             raise ConfigurationError(f"slots must not be negative and tick must be positive, not {slots} and {tick}")
+        if not pipelines and not handlers:
+            raise ConfigurationError("neither pipelines nor handlers are given: name the module:attribute of what the workers are to run")
+        if (processes is not None and processes < 1) or drain < 0:
+            raise ConfigurationError(f"processes must be at least 1 and drain must not be negative, not {processes} and {drain}")
         self.app = app
         self.installation = installation
         self.celery_app = celery_app
         self.pipelines = pipelines
         self.slots = slots
         self.spares = spares
+        self.handlers = handlers
+        self.processes = processes
+        self.queues = queues
+        self.drain = drain
         self._install(tick)
 
     def _install(self, tick: float) -> None:
@@ -76,33 +91,52 @@ class Millstream:
         outer = self
 
         class MillstreamNode(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-            """Keeps the node process of this worker."""
+            """Keeps the processes beside this worker: its node, its task process."""
 
             name = "millstream-node"
 
             def __init__(self, worker: Any, **kwargs: Any) -> None:
                 super().__init__(worker, **kwargs)
-                self.keeper: NodeKeeper | None = None
+                self.keepers: list[NodeKeeper] = []
 
             def start(self, worker: Any) -> None:
-                self.keeper = NodeKeeper(outer.command(str(worker.hostname)), outer.installation.environment())
-                self.keeper.start()
+                for command in outer.commands(str(worker.hostname), int(worker.concurrency or 1)):
+                    keeper = NodeKeeper(command, outer.installation.environment())
+                    self.keepers.append(keeper)
+                    keeper.start()
 
             def stop(self, worker: Any) -> None:
-                if self.keeper is not None:
-                    self.keeper.stop()
+                stop_all(self.keepers, outer.drain + 5.0)
 
             def terminate(self, worker: Any) -> None:
                 self.stop(worker)
 
         return MillstreamNode
 
-    def command(self, hostname: str) -> list[str]:
+    def commands(self, hostname: str, concurrency: int) -> list[list[str]]:
         """What the step executes."""
-        return [
-            sys.executable, "-m", "millstream.node_process", "--pipelines", self.pipelines, "--name", hostname, "--slots", str(self.slots),
-            "--spares", str(self.spares), "--celery", self.celery_app,
-        ]  # fmt: skip
+        found = []
+        if self.pipelines:
+            found.append(
+                [
+                    sys.executable, "-m", "millstream.node_process", "--pipelines", self.pipelines, "--name", hostname, "--slots", str(self.slots),
+                    "--spares", str(self.spares), "--celery", self.celery_app,
+                ]
+            )  # fmt: skip
+        if self.handlers:
+            served = [part for queue in self.queues for part in ("--queue", queue)]
+            found.append(
+                [
+                    sys.executable, "-m", "millstream.task_process", "--handlers", self.handlers, "--name", hostname,
+                    "--processes", str(self.processes or concurrency), "--drain", str(self.drain), "--celery", self.celery_app, *served,
+                ]
+            )  # fmt: skip
+        return found
+
+    def tasks(self, handlers: Handlers, namespace: str = "default", *, actor: str = "") -> Tasks:
+        """A client whose submissions wake the workers. One for a process, made once: it keeps connections."""
+        messages = TaskMessages(self.app, self.installation.prefix)
+        return Tasks(self.installation, handlers, namespace, actor=actor, wake=messages.wake)
 
 
 class NodeKeeper:
@@ -135,21 +169,38 @@ class NodeKeeper:
             pause = min(pause * 2, LONGEST_PAUSE)  # a node that cannot start says why each time; not every second
             log.warning("Millstream's node process ended with %s; starting it again (next try after %s s)", process.returncode, pause)
             if not self._stopping.is_set():
-                self._spawn()
+                try:
+                    self._spawn()
+                except OSError as exc:  # no process or memory left for now: the keeper itself must live on
+                    log.warning("Millstream's node process cannot be started: %s", exc)
 
-    def stop(self, timeout: float = 10.0) -> None:
-        """Hand everything back and end."""
+    def ask(self) -> None:
+        """Tell it to hand everything back and end; :meth:`stop` waits for it."""
         if self._stopping.is_set():
             return
         self._stopping.set()
         process = self._process
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.terminate()  # pool children forked meanwhile may hold the pipe open
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Hand everything back and end, within ``timeout`` seconds."""
+        self.ask()
+        process = self._process
         if process is None:
             return
-        if process.stdin is not None:
-            process.stdin.close()
-        process.terminate()  # pool children forked meanwhile may hold the pipe open
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def stop_all(keepers: list[NodeKeeper], timeout: float) -> None:
+    """All are told first, so that their times to end do not add up."""
+    for keeper in keepers:
+        keeper.ask()
+    for keeper in keepers:
+        keeper.stop(timeout)

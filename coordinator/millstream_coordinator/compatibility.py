@@ -1,4 +1,7 @@
-"""Whether a job may be started from a manifest: everything that differs, one sentence each. Pure."""
+"""Whether a job may be started from a manifest: everything that differs, one sentence each. Pure.
+
+Called by the operations that submit and resume. What must never happen here: a difference that would drop state or output and is not named.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The coordinator: the lease, the sweep over jobs, copying savepoints, collecting what no manifest needs.
+"""The coordinator: the lease, the sweep over jobs and durable tasks, copying savepoints, collecting what no manifest needs.
 
 Driven by a shell (a thread in embedded mode and beside a worker, beat's tick, the simulator): :meth:`Coordinator.sweep` now and then, :meth:`Coordinator.look` when a hint names a
-job. Only the holder of the lease sweeps; a hint is handled by whoever gets it. One failing job is set aside for a while and stops nothing.
+job. Only the holder of the lease sweeps; a hint is handled by whoever gets it. One failing job is set aside for a while and stops nothing. What must never happen here: a live
+lease taken over, a read error taken for absence, a blob deleted that a kept manifest names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 import structlog
 
 from millstream_schema.connectors import PROOF, Handle, SnapshotStorage
-from millstream_schema.errors import MillstreamError, StorageError, StoreError
+from millstream_schema.errors import MillstreamError, StoreError
 from millstream_schema.hints import Hints
 from millstream_schema.manifest import EpochManifest, open_manifest
 from millstream_schema.ports import Chance, Clock
@@ -21,6 +22,7 @@ from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Database, Transaction
 
 from .reconciler import Reconciler
+from .task_sweep import TaskSweep
 
 log = structlog.get_logger(__name__)
 HELD = 5.0
@@ -47,12 +49,15 @@ class Coordinator:
         holder: str,
         lease_ms: int,
         poll: float = 1.0,
+        tasks: TaskSweep | None = None,
     ) -> None:
         self._db = database
         self._clock = clock
         self._storage = storage
         self._holder = holder
         self._poll = poll
+        self._tasks = tasks
+        self._tasks_at = 0.0
         self._lease_us = lease_ms * 1000
         self._reconciler = Reconciler(database, hints, chance)
         self._due: dict[str, float] = {}
@@ -115,7 +120,19 @@ class Coordinator:
         self._copy_savepoints()
         self._forget_nodes(now)
         upcoming = [*(self._due[j] for j in live if j in self._due), self._renew_at]
+        if self._tasks is not None:
+            upcoming.append(self._sweep_tasks(now, self._tasks))
         return max(0.0, min(upcoming) - self._clock.monotonic())
+
+    def _sweep_tasks(self, now: float, tasks: TaskSweep) -> float:
+        """Durable tasks, once a poll; when it is due again."""
+        if now >= self._tasks_at:
+            self._tasks_at = now + self._poll
+            try:
+                tasks.sweep()
+            except StoreError as exc:
+                log.warning("the task sweep did not end; the next one goes on", error=str(exc))
+        return self._tasks_at
 
     def _forget_nodes(self, now: float) -> None:
         """A node's id is new at each start: rows of those gone for long would pile up."""
@@ -184,13 +201,14 @@ class Coordinator:
         """Copy durable epochs whole into their protected namespace; no transaction is open meanwhile."""
         try:
             waiting = self._db.read(epochs.copying_savepoints)
-        except StoreError:
+        except StoreError as exc:
+            log.warning("savepoints to copy could not be read", error=str(exc))
             return
         for row in waiting:
             try:
                 copied = self._copied(row["id"], open_manifest(row["body"], row["checksum"], f"savepoint {row['id']}"))
                 self._db.run(lambda tx, i=row["id"], m=copied: epochs.complete_savepoint(tx, i, m))  # type: ignore[misc]
-            except (StorageError, StoreError) as exc:
+            except MillstreamError as exc:
                 log.error("savepoint not copied yet", savepoint=row["id"], error=str(exc))
                 self._note_savepoint(row["id"], str(exc))
             self._due.pop(row["job"], None)
@@ -222,7 +240,7 @@ class Coordinator:
             storage = self._storage(settings.checkpoints)
             dead = [k for k in storage.keys(f"{job_id}/") if k not in kept and _epoch_of(k) < newest]
             storage.delete(dead)
-        except (StorageError, StoreError) as exc:
+        except MillstreamError as exc:
             log.warning("nothing was collected", job=job_id, error=str(exc))
 
     def _trim(self, tx: Transaction, job_id: str) -> tuple[StreamSettings | None, int, set[str]]:

@@ -242,6 +242,7 @@ def _deploying(view: JobView) -> Step:
             return OwnSplits(owners) if owners else BecomeRunning()
     if view.now >= limit:
         late = [a.subtask for a in view.assignments if a.state is not AssignmentState.READY]
+        late = late or [f"{v} (its splits were not reported)" for v in view.plan.sources if v not in view.discovered]
         return on_failure(view, "start", f"not READY within {view.settings.start_limit_ms} ms: {', '.join(late[:10])}")
     return Wait(limit)
 

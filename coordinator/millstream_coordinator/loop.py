@@ -1,4 +1,7 @@
-"""The loop that drives a :class:`Coordinator` on one thread: its timer, and hints handed in from others."""
+"""The loop that drives a :class:`Coordinator` on one thread: its timer, and hints handed in from others.
+
+Run by embedded mode and by node processes. What must never happen here: a turn that fails and takes the loop with it.
+"""
 
 from __future__ import annotations
 

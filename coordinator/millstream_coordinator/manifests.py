@@ -1,4 +1,7 @@
-"""Composing manifests from acknowledgements, and reading from them what a new generation starts with. Pure."""
+"""Composing manifests from acknowledgements, and reading from them what a new generation starts with. Pure.
+
+Called by the reconciler. What must never happen here: a copied split row that wins over its reader's own entry, a split given to two readers.
+"""
 
 from __future__ import annotations
 

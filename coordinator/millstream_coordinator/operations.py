@@ -17,7 +17,7 @@ from millstream_schema.model import NAME, EdgeConfig, Guarantee, Override, Strea
 from millstream_schema.pipeline import Pipeline, planned
 from millstream_schema.plan import PartitionedPlan
 from millstream_schema.settings import StreamSettings
-from millstream_schema.states import Desired, JobState
+from millstream_schema.states import Desired, JobState, may
 from millstream_schema.store import epochs, jobs
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.rows import JobRow
@@ -57,8 +57,6 @@ def compiled(
     except KeyError as exc:
         known = ", ".join(op.id for op in pipeline.model.operators)
         raise JobInvalid([*problems, f"override for operator {exc.args[0]!r}: there is no such operator; known: {known}"]) from None
-    except msgspec.ValidationError as exc:
-        raise JobInvalid([*problems, f"an override of edge settings has a wrong value: {exc}"]) from None
     if problems:
         raise JobInvalid(problems)
     return model, plan
@@ -137,7 +135,7 @@ class Operations:
                 ending: dict[str, Any] = {}
                 if desired is Desired.CANCEL and row.generation == 0:  # never deployed: there may be no node that would end it
                     ending = {"state": JobState.STOPPED, "reason": "cancelled", "ended": 1, "live_name": None}
-                jobs.update_job(tx, row, desired=desired, wanted_savepoint=wanted, **ending)
+                _write(tx, row, desired=desired, wanted_savepoint=wanted, **ending)
                 jobs.add_history(tx, job, "asked", desired.lower())
                 if row.wanted_savepoint and row.wanted_savepoint != wanted:
                     jobs.add_history(tx, job, "savepoint", f"{row.wanted_savepoint} was not taken: {desired.lower()} came first")
@@ -161,7 +159,7 @@ class Operations:
             if row.wanted_savepoint:
                 raise JobConflict(f"savepoint {row.wanted_savepoint} of job {row.name!r} is still being taken: wait for it")
             _free_savepoint(tx, savepoint)
-            jobs.update_job(tx, row, wanted_savepoint=savepoint)
+            _write(tx, row, wanted_savepoint=savepoint)
             return _locked(tx, job)
 
         return self._db.run(work)
@@ -193,7 +191,7 @@ class Operations:
             kept = {k: v for k, v in values.items() if k in _RESUMED}
             if manifest is not None:
                 kept["renames"] = _renames(manifest, changes)
-            jobs.update_job(
+            _write(
                 tx,
                 row,
                 state=JobState.PENDING,
@@ -204,6 +202,7 @@ class Operations:
                 failures=0,
                 stalls=0,
                 aborts=0,
+                recent_restarts="[]",
                 due_us=0,
                 reason="",
                 in_flight=0,
@@ -226,7 +225,7 @@ class Operations:
             if row.newest_committed >= row.newest_durable:
                 return row
             now = tx.now_us()
-            jobs.update_job(
+            _write(
                 tx,
                 row,
                 state=JobState.STOPPING,
@@ -260,6 +259,14 @@ def _locked(tx: Transaction, job: str) -> JobRow:
     if row is None:
         raise JobNotFound(f"there is no job {job!r}")
     return row
+
+
+def _write(tx: Transaction, row: JobRow, **values: Any) -> None:
+    """The guarded write of a job whose row is locked, from the state and revision that were read."""
+    if not may(row.state, values.get("state", row.state)):
+        raise AssertionError(f"job {row.id}: {row.state} may not become {values['state']}")
+    if not jobs.update_job(tx, row, **values):
+        raise AssertionError(f"job {row.id} changed under its lock")
 
 
 def _found(tx: Transaction, job: str) -> JobRow:

@@ -1,4 +1,7 @@
-"""Which node gets which subtask: a pure decision over free slots."""
+"""Which node gets which subtask: a pure decision over free slots.
+
+Called by the reconciler under the lock on capacity. What must never happen here: half a placement, or more subtasks on a node than it has slots.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is shown of a job: state, guarantee, epochs, subtasks; from an epoch one reaches its offsets, segments and committables. Read-only."""
+"""What is shown of a job: state, guarantee, epochs, subtasks; from an epoch one reaches its offsets, segments and committables.
+
+Called by ``Jobs`` and the metrics. Read-only. What must never happen here: a value that was not read in the caller's one transaction.
+"""
 
 from __future__ import annotations
 

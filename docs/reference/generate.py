@@ -69,20 +69,31 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
 RESTART: Mapping[str, tuple[str, str]] = {
     "kind": (
         "",
-        "`exponential`: doubles from `delay_ms` to `max_delay_ms`, times a random 0.5–1. `fixed`: `delay_ms`. `rate`: in this version the same as `fixed`",
+        "`exponential`: doubles from `delay_ms` to `max_delay_ms`, times a random 0.5–1. `fixed`: `delay_ms`. `rate`: `delay_ms`, "
+        "and the budgets count only the restarts of the last `interval_ms`",
     ),
     "delay_ms": ("ms", "Pause before the first restart"),
     "max_delay_ms": ("ms", "Longest pause"),
     "failures": ("restarts", "Budget for failures. The next failure ends the job as FAILED, its causes in the reason. 0: no restart"),
     "stalls": ("restarts", "Budget for stalls, apart: a stall must not use up what is meant for failures"),
-    "interval_ms": ("ms", "A durable epoch this long after the last restart refills both budgets"),
+    "interval_ms": (
+        "ms",
+        "A durable epoch this long after the last restart refills both budgets. Under `rate`: how far back restarts count",
+    ),
 }
 EDGE: Mapping[str, tuple[str, str]] = {
     "capacity": ("envelopes", "Credit window of each channel: how far a producer may be ahead of what its consumer has processed"),
     "batch_records": ("records", "An envelope is sent when it has so many"),
-    "batch_bytes": ("bytes", "Largest envelope before compression; at most 1 MiB"),
-    "linger_ms": ("ms", "How long a record waits for company"),
-    "mode": ("", "Recorded in the plan. No code of this version reads it: every channel is bounded by credit"),
+    "batch_bytes": ("bytes", "Largest envelope before compression; at least 1024, at most 1 MiB"),
+    "linger_ms": (
+        "ms",
+        "How long a record waits for company: at most this under load (but never less than 5), not at all while there is nothing else to do",
+    ),
+    "mode": (
+        "",
+        "`BLOCKING_QUEUE` hands objects over and is refused between processes; `CREDIT_BASED` sends envelopes through the codec even within one. "
+        "None: by placement. Either way the bound is the producer's credit",
+    ),
     "compression": ("", "`zstd` or none. Payloads of more than 512 bytes, where it makes them smaller"),
     "codec": ("", "`msgpack` or `json`"),
     "verify_serialization": ("", "Edges between threads of one process go through the codec as between processes. For tests"),
@@ -107,7 +118,8 @@ INSTALLATION: Mapping[str, tuple[str, str]] = {
 }
 TABLES: Mapping[str, str] = {
     "schema": "One row: the schema's version, and whether a migration is under way (`MIGRATING`, `READY`).",
-    "coordinator": "`coordinator`: holder of the lease, term, time of the last tick. `capacity`: a row to lock while slots are counted.",
+    "coordinator": "`coordinator`: holder of the lease, term, time of the last tick. `capacity`: a row to lock while slots are counted. "
+    "`task-sweep`: when durable tasks were last swept, and until when no lease is judged.",
     "node": "Node processes; a new id at each start.",
     "job": "Jobs: what was submitted (factory, config, settings, plan, model), what is wanted (`desired`) and what is (`state`), with the fences. "
     "`live_name` is unique: one live job a name.",
@@ -134,7 +146,7 @@ CAUSES: Mapping[str, str] = {
     "channel": "a data channel was lost, or an envelope is missing",
     "codec": "a value or envelope cannot be encoded or decoded",
     "storage": "checkpoint storage",
-    "error": "any other exception: a target that refused (SinkError), an OSError in user code",
+    "error": "any other exception: a target that refused (SinkError), a defect in a connector of your own",
     "fenced": "the subtask met a newer generation",
     "died": "the subtask's process ended without a word (kill -9, out of memory)",
     "silent": "the process did not answer its node",

@@ -135,7 +135,7 @@ class Truncatable(Protocol):
 
 @runtime_checkable
 class CheckpointParticipant(Protocol):
-    """Whoever takes part in an epoch with something outside the state: transactional sinks and queue sources.
+    """A reader that takes part in an epoch with something outside the state: queue sources. What commits at the other end is a :class:`CommittingWriter`.
 
     Order within one subtask: source → sink for :meth:`save_state` and :meth:`prepare_commit`, sink → source for :meth:`finish_commit`.
     """

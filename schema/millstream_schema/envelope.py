@@ -40,6 +40,8 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _SIZE: Final = struct.Struct("<I")
 _HEADER_BYTES: Final = _FIXED.size + _CHECKSUM.size + 1
 _MAX_TYPE_BYTES: Final = 255
+HEAD_BYTES: Final = _HEADER_BYTES + _MAX_TYPE_BYTES
+"""What an envelope takes before its payload, at most."""
 _LIMIT: Final = 2**63
 _CODECS: Final[dict[str, int]] = {"msgpack": 1, "json": 2}
 _NO_TYPES: Final = TypeRegistry()
@@ -138,11 +140,13 @@ def encode_batches(
 ) -> list[EncodedBatch]:
     """Encode records into as few batches as needed for envelopes of at most ``max_bytes`` before compression, in order.
 
-    No records give no batches. Raises :class:`CodecError`, naming the size, for a single record that is larger.
+    No records give no batches. Raises :class:`CodecError`, naming the size, for a single record that is larger, and for a bound that leaves no room for any.
     """
     if timestamps is not None and len(timestamps) != len(values):
         raise CodecError(f"{len(values)} records have {len(timestamps)} timestamps")
-    room = max_bytes - _HEADER_BYTES - _MAX_TYPE_BYTES
+    room = max_bytes - HEAD_BYTES
+    if room < 1:
+        raise CodecError(f"an envelope of {max_bytes} bytes has no room for a record: its head takes up to {HEAD_BYTES}; raise batch_bytes")
     done: list[EncodedBatch] = []
     # A stack of slices still to encode, last first: no recursion, whatever the sizes are.
     waiting = [(0, len(values))] if len(values) else []

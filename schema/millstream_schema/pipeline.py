@@ -1,6 +1,8 @@
 """A stream job as one process holds it: the model, and the live functions, sources and sinks it names.
 
 Built by a registered factory (``millstream.Pipelines.define``) in the submitting process and again on every node; only the model travels.
+What must never happen here: code that is looked up by anything but a registered name, a plan that runs although it is not the one that
+was submitted.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .connectors import Json, Sink, Source
-from .errors import FingerprintMismatch, UnknownFactory
+from .errors import ConfigurationError, FingerprintMismatch, UnknownFactory
 from .model import Override, StreamModel, with_overrides
 from .plan import PartitionedPlan, compile_plan
 from .values import TypeRegistry
@@ -43,7 +45,7 @@ class FactoryRegistry:
 
     def register(self, name: str, factory: PipelineFactory) -> None:
         if name in self._factories:
-            raise UnknownFactory(f"a pipeline named {name!r} is registered already: choose another name")
+            raise ConfigurationError(f"a pipeline named {name!r} is registered already: choose another name")
         self._factories[name] = factory
 
     def names(self) -> list[str]:

@@ -49,6 +49,7 @@ SINK_OK = {
     Guarantee.AT_LEAST_ONCE: set(SinkCapability),
     Guarantee.BEST_EFFORT: set(SinkCapability),
 }
+MIN_BATCH_BYTES = 1024
 COMMITTING = frozenset({SinkCapability.TWO_PHASE_COMMIT, SinkCapability.STAGED_ATOMIC_COMMIT, SinkCapability.OUTBOX_EPOCH_LOG})
 
 
@@ -229,6 +230,10 @@ def _edge_problems(edge: EdgeSpec, known: set[str]) -> list[str]:
             problems.append(f"edge {edge.id!r}: {name} must be at least 1, not {value}")
     if c.linger_ms < 0:
         problems.append(f"edge {edge.id!r}: linger_ms must not be negative, not {c.linger_ms}")
+    if 1 <= c.batch_bytes < MIN_BATCH_BYTES:
+        problems.append(
+            f"edge {edge.id!r}: batch_bytes must be at least {MIN_BATCH_BYTES}, not {c.batch_bytes}: an envelope's head needs room, too"
+        )
     if c.batch_bytes > 1 << 20:
         problems.append(f"edge {edge.id!r}: batch_bytes must not exceed 1 MiB")
     if c.compression not in (None, "zstd"):
@@ -289,12 +294,27 @@ def _shape_problems(model: StreamModel) -> list[str]:
     for op in model.operators:
         if op.kind in WINDOWS and op.config.get("time", "event") == "event" and not _has_watermarks(model, op.id, incoming):
             problems.append(f"window {op.id!r} works on event time and nothing before it assigns timestamps: add .assign_timestamps(...)")
+        if op.kind == "assign_timestamps" and op.config.get("idle_ms") is not None and not _behind_source(model, op, incoming):
+            problems.append(
+                f"{op.id!r} has idle_ms and is not right behind a source of its parallelism: only there can silence be told from waiting; "
+                "call assign_timestamps on the source itself, and give both the same parallelism"
+            )
     for e in model.edges:
         if e.partitioning in (Partitioning.FORWARD, Partitioning.UNION) and _parallelism(model, e.source) != _parallelism(model, e.target):
             problems.append(f"edge {e.id!r}: {e.partitioning} needs equal parallelism at both ends; use rebalance()")
         if e.partitioning is Partitioning.SINGLETON and _parallelism(model, e.target) != 1:
             problems.append(f"edge {e.id!r}: SINGLETON needs parallelism 1 at its target")
     return problems
+
+
+def _behind_source(model: StreamModel, spec: OperatorSpec, incoming: dict[str, list[EdgeSpec]]) -> bool:
+    """Whether nothing but a call lies between the operator and a source."""
+    edges = incoming[spec.id]
+    if len(edges) != 1 or edges[0].partitioning is not Partitioning.FORWARD:
+        return False
+    source = model.operator(edges[0].source)
+    alone = sum(1 for e in model.edges if e.source == source.id) == 1
+    return alone and source.kind == "source" and _parallelism(model, source.id) == _parallelism(model, spec.id)
 
 
 def _has_watermarks(model: StreamModel, operator: str, incoming: dict[str, list[EdgeSpec]]) -> bool:

@@ -1,7 +1,7 @@
 """Time, chance and ids as small ports, and their real implementations.
 
 Everything that needs one takes it as an argument, without a default, so that a whole system can be run from a seed. This is the one module where
-the operating system's clock and random source are read.
+the operating system's clock and random source are read for what anything decides on. What must never happen here: a wall clock that a lease is judged by.
 """
 
 from __future__ import annotations

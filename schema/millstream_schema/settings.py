@@ -1,7 +1,7 @@
 """Settings of the stream runtime: one frozen, validated value per installation and per job.
 
 Every field has unit, default and reason. A wrong combination names both fields. msgspec rather than pydantic, because the same value travels to subtask
-processes, which import nothing heavy.
+processes, which import nothing heavy. What must never happen here: a field that nothing reads, a wrong value that is passed over.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class StreamSettings(msgspec.Struct, frozen=True):
                 f"unknown restart kind {self.restart.kind!r}; known: fixed, exponential, rate",
             ),
             (min(self.restart.failures, self.restart.stalls) >= 0, "restart budgets must not be negative"),
+            (self.restart.interval_ms >= 0, "restart interval_ms must not be negative"),
             (0 <= self.restart.delay_ms <= self.restart.max_delay_ms, "restart delay_ms must be between 0 and max_delay_ms"),
         )
         return found + [text for ok, text in rules if not ok]

@@ -10,6 +10,8 @@ A job::
 
 An epoch: ``TRIGGERED → PRECOMMITTED → DURABLE → COMMITTED``, or ``ABORTED`` before DURABLE.
 An assignment: ``ASSIGNED → STARTED → READY → FINISHED``, or ``FAILED`` from any but FINISHED.
+
+Read by the store's tables, the coordinator and the documentation. What must never happen here: a state without a row in its table.
 """
 
 from __future__ import annotations

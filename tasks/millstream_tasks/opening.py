@@ -1,4 +1,7 @@
-"""Opens transports and checkpoint storages by URL; each drags in only what it needs."""
+"""Opens transports and checkpoint storages by URL; each drags in only what it needs.
+
+Called by subtask processes, nodes and coordinators. What must never happen here: a password in an error, a driver imported that the URL does not ask for.
+"""
 
 from __future__ import annotations
 

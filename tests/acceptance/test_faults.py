@@ -79,7 +79,7 @@ def test_commit_that_was_answered_but_not_reported_is_not_repeated(redis_cluster
 def test_broker_and_database_restarts_lose_and_repeat_nothing(
     redis_cluster: CeleryCluster, own_redis: RedisInstance, own_postgres: PostgresInstance, tmp_path: Path
 ) -> None:
-    """The broker is away for some seconds, which costs little of the restart budget; then the database is killed: the job goes on, and ordinary tasks are consumed afterwards."""
+    """T-50: the broker is away for some seconds, which costs little of the restart budget; the database is killed: the job goes on, and ordinary tasks are consumed afterwards."""
     job = Traffic(redis_cluster, count=None).submit(restart=RestartPolicy(kind="fixed", delay_ms=50, failures=5))
     epoch = job.running()
     own_redis.kill()

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.postgres, pytest.mark.redis]
 
 
 def test_warm_shutdown_hands_back_without_using_the_restart_budget(redis_cluster: CeleryCluster) -> None:
-    """SIGTERM to a worker with subtasks: it ends by itself, the others go on, and the hand-back is no failure."""
+    """T-50, SIGTERM to a worker with subtasks: it ends by itself, the others go on, and the hand-back is no failure."""
     job = Traffic(redis_cluster, count=None).submit()
     epoch = job.running()
     row = redis_cluster.row(job.id)
@@ -40,7 +40,7 @@ def test_warm_shutdown_hands_back_without_using_the_restart_budget(redis_cluster
 
 
 def test_long_subtasks_outlive_the_visibility_timeout_and_show_in_flower(redis_cluster: CeleryCluster, tmp_path: Path) -> None:
-    """The broker redelivers what is unacknowledged for 2 s; a subtask that runs for longer keeps one owner. Flower shows each attempt once, started and then succeeded."""
+    """T-50: the broker redelivers what is unacknowledged for 2 s; a subtask that runs for longer keeps one owner. Flower shows each attempt once, started and then succeeded."""
     with _flower(redis_cluster, tmp_path) as tasks:
         job = Traffic(redis_cluster, count=1600).submit()  # more than two visibility timeouts
         eventually("attempts are shown as running", lambda: any(t["state"] == "STARTED" for t in tasks(job.id)))
@@ -78,7 +78,7 @@ def _flower(cluster: CeleryCluster, home: Path) -> Iterator[Any]:
 
 
 def test_poison_fails_skips_or_goes_to_dead_letters(redis_cluster: CeleryCluster, tmp_path: Path) -> None:
-    """A line that cannot be decoded: ``fail`` ends the job naming the place once its budget is used up, ``skip`` and ``dead-letter`` go on with exact results."""
+    """T-59, a line that cannot be decoded: ``fail`` ends the job naming the place once its budget is used up, ``skip`` and ``dead-letter`` go on with exact results."""
     source = tmp_path / "in"
     _write_lines(source / "a.jsonl", 0, 50, poison_at=20)
     letters = tmp_path / "letters"

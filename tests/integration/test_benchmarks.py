@@ -11,9 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ("wordcount", "windows", "epochs")
+PROCESSES = ("exchange", "latency", "recovery", "soak")
 
 
-@pytest.mark.parametrize("case", [*EMBEDDED, "soak"])
+@pytest.mark.parametrize("case", [*EMBEDDED, *PROCESSES])
 def test_one_run_of_the_case_is_right(case: str) -> None:
     """It ends with exit code 0, which it does only when its output was right, and gives at least one result."""
     run = subprocess.run(

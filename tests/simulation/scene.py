@@ -34,7 +34,7 @@ class Scene(Rolling):
         super().__init__(seed, faults or Faults())
 
     def tuned(self, settings: StreamSettings) -> StreamSettings:
-        return msgspec.structs.replace(settings, restart=NO_LIMIT, **self.settings_changed)
+        return msgspec.structs.replace(settings, **{"restart": NO_LIMIT, **self.settings_changed})
 
     # -- looking -------------------------------------------------------------------------------------------------------------------------
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tests.simulation.base import counting
 from tests.simulation.scene import Scene
 
+from millstream.builder import JobBuilder
 from millstream_schema.connectors import CommitAnswer, Committable, ConnectorContext
-from millstream_schema.control import Durable
+from millstream_schema.control import Abort, Durable
 from millstream_schema.errors import CommitUnknown, JobConflict, StoreUnavailable
+from millstream_schema.settings import RestartPolicy
 from millstream_schema.states import Desired, EpochState, JobState
 from millstream_schema.store import epochs, registry
 from millstream_schema.store.database import Transaction
-from millstream_tasks.sinks.segments import Missing
+from millstream_tasks.sinks.memory import CollectSink
+from millstream_tasks.sinks.segments import Missing, Segment
 
 Make = Callable[..., Scene]
 Refuse = Callable[[Committable], bool]
@@ -154,16 +159,75 @@ def test_t28_a_crash_after_the_external_commit_is_seen_as_committed(scene: Make)
     job.verify()
 
 
+def losing(job: Scene) -> Counter[Any]:
+    """Epoch 3 is durable, and what was staged for it is gone before it is committed; what was lost."""
+    lost: Counter[Any] = Counter()
+    on = refuse(job, lambda c: c.epoch >= 3)
+    job.until_durable(3)
+    for committable in job.manifest(3).committables():
+        if committable.epoch == 3:
+            lost.update(job.target._staging.pop(Segment.of(committable)))
+    on[0] = False
+    return lost
+
+
+def test_t30_a_committable_that_is_unknown_to_its_target_fails_the_job_by_name(scene: Make) -> None:
+    """Staging that is gone can be committed by no restart: the budget ends, FAILED names the committable and what to do; nothing else becomes visible."""
+    job = scene(restart=RestartPolicy(failures=3, delay_ms=50))
+    assert losing(job)
+    assert job.sim.run_to_end(job.job) is JobState.FAILED
+    assert ":out:" in job.row.reason and "missing='warn'" in job.row.reason
+    assert not job.visible() - job.reference
+    assert all(epoch_of(i) < 3 for i in job.target.committed())
+
+
+class Warned(Scene):
+    """A sink that goes on without what its target has lost."""
+
+    def define(self, job: JobBuilder) -> None:
+        records = job.source(counting(self.splits, self.per_split, self.rate, self.value), uid="records")
+        counts = records.key_by(lambda r: r[0]).aggregate(int, lambda n, _: n + 1, uid="count")
+        counts.sink_to(CollectSink("out", self.target, missing="warn"), uid="out")
+
+
+def test_t30_a_sink_that_may_go_on_says_what_was_lost(scene: Make) -> None:
+    """With ``missing='warn'`` the job finishes without what was lost, and with everything else once."""
+    job = scene(Warned)
+    lost = losing(job)
+    assert job.sim.run_to_end(job.job) is JobState.FINISHED
+    assert lost
+    assert job.visible() == job.reference - lost
+    assert not job.target.staged()
+
+
 def test_t34_a_restored_subtask_ignores_notices_of_epochs_before_its_start(scene: Make) -> None:
-    """A completion or abort notice of an older epoch moves nothing in a subtask restored from a newer one."""
+    """A completion or abort notice of an older epoch moves nothing in a subtask restored from a newer one: no commit, no report, the same base of its increments."""
     job = scene()
     job.until_committed(3)
     for node in job.sim.nodes:
         node.crash()
     job.until(lambda: job.row.state is JobState.RUNNING and job.row.restore_epoch >= 3, "restored")
+    job.until(lambda: job.row.in_flight > 0, "an epoch in flight")
+    asked: list[int] = []
+
+    def note(committable: Committable) -> bool:
+        asked.append(committable.epoch)
+        return False
+
+    refuse(job, note)
+
+    def state() -> list[Any]:
+        runners = [(c.runner, len(c._outbox)) for c in job.children()]
+        return [(r.committer.committed, r.committer.pending(), r.snapshotter._base, r.alignment.done, reports) for r, reports in runners]
+
+    before = state()
     for child in job.children():
-        child.send(Durable(1))
+        for message in (Durable(1), Abort(1), Durable(job.row.restore_epoch), Abort(job.row.restore_epoch)):
+            child.runner._handle(message)
+    assert state() == before
+    assert asked == []
     job.complete()
+    assert asked
 
 
 def test_t35_an_epoch_is_committed_when_all_sink_subtasks_have_confirmed(scene: Make) -> None:

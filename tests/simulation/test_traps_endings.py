@@ -12,6 +12,7 @@ from tests.simulation.scene import Scene
 from tests.simulation.workloads import visible_is
 
 from millstream.builder import JobBuilder
+from millstream.testing.actors import SimChild
 from millstream_schema.channels import ChannelId
 from millstream_schema.connectors import Handle
 from millstream_schema.errors import ChannelBroken, JobConflict, StorageUnavailable
@@ -22,6 +23,11 @@ from millstream_tasks.runner.inputs import InputChannel
 from millstream_tasks.sinks.memory import CollectSink
 
 Make = Callable[..., Scene]
+
+
+def exhausted(child: SimChild) -> bool:
+    """Whether the source that this subtask reads has reported its end."""
+    return child.runner.feed is not None and child.runner.feed.exhausted
 
 
 class Windowed(Scene):
@@ -59,7 +65,7 @@ class OneEnds(Scene):
 def test_t17_an_exhausted_source_goes_on_injecting_barriers(scene: Make) -> None:
     """One of two sources has ended: epochs go on becoming durable, each acknowledged by every subtask, and the result is whole."""
     job = scene(OneEnds)
-    job.until(lambda: any(a.runner._exhausted for a in job.children("short")), "the short source exhausted")
+    job.until(lambda: any(exhausted(a) for a in job.children("short")), "the short source exhausted")
     ended = job.row.next_epoch
     job.until_durable(ended + 2)
     snapshots = {s.subtask: s for s in job.manifest().subtasks}
@@ -146,7 +152,7 @@ def test_t92_suspend_while_the_sources_finish_is_never_half(scene: Make) -> None
     """SUSPEND asked when the sources are exhausted, at different moments: the job ends suspended or finished, and is whole after resume."""
     for seed, wait in enumerate((0.0, 0.1, 0.3, 0.6, 1.0)):
         job = scene(OneEnds if seed % 2 else Scene, seed=seed)
-        job.until(lambda job=job: any(c.runner._exhausted for c in job.children()), "a source exhausted")  # type: ignore[misc]
+        job.until(lambda job=job: any(exhausted(c) for c in job.children()), "a source exhausted")  # type: ignore[misc]
         job.sim.run_for(wait)
         try:
             job.stop(Desired.SUSPEND, f"sp{seed}")
@@ -166,7 +172,7 @@ def test_t92_suspend_while_the_sources_finish_is_never_half(scene: Make) -> None
 def test_t92_suspend_after_every_source_is_exhausted_keeps_the_savepoint_the_newest(scene: Make) -> None:
     """No failure behind the durable savepoint may lead to a newer epoch: the savepoint could not be restored any more."""
     job = scene(epoch_interval_ms=2000)
-    job.until(lambda: [c.runner._exhausted for c in job.children("records")] == [True, True], "every source exhausted")
+    job.until(lambda: [exhausted(c) for c in job.children("records")] == [True, True], "every source exhausted")
     job.stop(Desired.SUSPEND, "sp")
     state = job.sim.run_to_end(job.job, 60)
     saved = job.sim.database.read(lambda tx: epochs.read_savepoint(tx, "sp"))

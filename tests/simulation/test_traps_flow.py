@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,21 +12,22 @@ from tests.simulation.base import counting
 from tests.simulation.scene import Scene
 
 from millstream.builder import JobBuilder
-from millstream.testing.actors import SimChild
+from millstream.testing.actors import SimBackground, SimChild
 from millstream.testing.network import SimQueue
 from millstream_schema.channels import ChannelId, Frame
 from millstream_schema.control import Declined, EpochKind, Run, Trigger
 from millstream_schema.envelope import Envelope, Kind, decode_envelope, encode_envelope
 from millstream_schema.errors import ChannelBroken, Fenced, JobInvalid
-from millstream_schema.model import EdgeSpec, Partitioning
+from millstream_schema.model import EdgeSpec, Guarantee, Partitioning
 from millstream_schema.plan import compile_plan, validate
 from millstream_schema.settings import RestartPolicy, StreamSettings
-from millstream_schema.states import EpochState, JobState
+from millstream_schema.states import Desired, EpochState, JobState
 from millstream_schema.store import epochs, registry
 from millstream_schema.values import TypeRegistry
 from millstream_tasks.operators.base import MAX_WATERMARK
 from millstream_tasks.runner.inputs import Alignment, InputChannel
-from millstream_tasks.sinks.memory import CollectSink
+from millstream_tasks.sinks.memory import CollectSink, CollectTarget
+from millstream_tasks.sources.memory import CollectionSource, GeneratorSource
 
 Make = Callable[..., Scene]
 
@@ -121,6 +123,98 @@ def test_t12_aborts_in_a_row_lead_to_recovery_and_timer_and_savepoint_make_one_e
     assert ids == sorted(set(ids))
 
 
+class Wide(Scene):
+    """Edges with room for everything that is on its way."""
+
+    def define(self, job: JobBuilder) -> None:
+        job.edges(capacity=500, batch_records=1)
+        super().define(job)
+
+
+def test_t12_an_epoch_that_times_out_releases_everyone_who_waits_for_it(scene: Make) -> None:
+    """One channel is slow, so records flow and the epoch takes too long: it is aborted, no alignment goes on waiting for it, the job is not restarted, and a later epoch comes."""
+    job = scene(Wide, alignment_ms=1000, epoch_timeout_ms=1500, epoch_interval_ms=300)
+    job.until_durable(1)
+    generation = job.row.generation
+    name = next(n for n, q in job.sim.network.queues.items() if q.alive and n.endswith(".1.0"))
+    slow, send = job.sim.network.queues[name], job.sim.network.send
+    late = [2.5]
+
+    def delayed(queue: SimQueue, frame: Frame) -> None:
+        send(queue, frame)
+        if queue is slow and queue.frames:
+            at, frame = queue.frames[-1]
+            queue.frames[-1] = (max(at, job.sim.world.now + late[0]), frame)
+
+    job.sim.network.send = delayed  # type: ignore[method-assign]
+    job.until(lambda: any(e.state is EpochState.ABORTED for e in job.epoch_rows()), "an epoch aborted")
+    late[0] = 0.0
+    aborted = next(e for e in job.epoch_rows() if e.state is EpochState.ABORTED)
+    assert "not acknowledged within 1500 ms by count:0" in aborted.reason
+
+    def released() -> bool:
+        counts = [c.runner for c in job.children("count")]
+        return all(r.alignment.done >= aborted.epoch for r in counts) and all(
+            r.alignment.epoch > aborted.epoch for r in counts if any(c.held for c in r.inputs)
+        )
+
+    job.until(released, "nobody waits for the aborted epoch any more", 2)
+    job.until_durable(aborted.epoch + 1)
+    assert job.row.generation == generation
+    job.complete()
+
+
+class Silent(Scene):
+    """Sources that bring a few records and then nothing, for ever."""
+
+    def define(self, job: JobBuilder) -> None:
+        records = job.source(counting(self.splits, 10, self.rate, self.value, bounded=False), uid="records")
+        records.key_by(lambda r: r[0]).aggregate(int, lambda n, _: n + 1, uid="count").sink_to(CollectSink("out", self.target), uid="out")
+
+    def prepare(self) -> None:
+        self.reference = self.counts({str(s): 10 for s in range(self.splits)})
+
+    def quiet(self) -> None:
+        """Until everything there is has been read, counted and committed."""
+        self.until(lambda: self.visible() == self.reference, "all records")
+
+
+def test_t14_epochs_of_sources_that_bring_nothing_are_as_quick_as_others(scene: Callable[..., Silent]) -> None:
+    """The barrier does not wait for a record: every epoch behind the last record is durable within the time one takes anyway."""
+    job = scene(Silent)
+    job.quiet()
+    first = job.row.next_epoch
+    job.until_durable(first + 5)
+    took = [e.durable_us - e.triggered_us for e in job.epoch_rows() if first <= e.epoch <= first + 5]
+    assert len(took) == 6 and max(took) < 1_500_000
+    job.stop(Desired.DRAIN)
+    job.complete()
+
+
+def test_a_snapshot_whose_upload_takes_long_is_no_stall(scene: Callable[..., Silent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing flows, and one subtask stores its snapshot for much longer than the stall limit: the epoch becomes durable in the same generation, nothing is restarted."""
+    job = scene(Silent, alignment_ms=1500)
+    job.quiet()
+    generation, slow = job.row.generation, [0]
+    later = SimBackground._later
+
+    def slowly(lanes: SimBackground, lane: str) -> None:
+        if lane == "snapshot" and lanes._child.runner.subtask.id == "count:0" and not slow[0]:
+            slow[0] = job.row.in_flight
+            lanes._child.world.at(7.0, lambda: lanes._run(lane))
+        else:
+            later(lanes, lane)
+
+    monkeypatch.setattr(SimBackground, "_later", slowly)
+    job.until(lambda: slow[0] > 0, "a slow upload")
+    job.until(lambda: job.row.newest_durable >= slow[0], "its epoch durable")
+    epoch = next(e for e in job.epoch_rows() if e.epoch == slow[0])
+    assert epoch.durable_us - epoch.triggered_us >= 7_000_000
+    assert job.row.generation == generation
+    job.stop(Desired.DRAIN)
+    job.complete()
+
+
 def test_t16_a_subtask_that_does_not_run_yet_declines(scene: Make) -> None:
     """A trigger before RUN is declined at once; the declined epoch is aborted long before its timeout, and the next one completes."""
     job = scene()
@@ -164,6 +258,103 @@ def test_t23_repeated_frames_make_one_snapshot_per_epoch(scene: Make) -> None:
     for child in job.children("count"):
         assert child.runner.counters["snapshots"] <= job.row.next_epoch - 1
         assert sum(c.repeats for c in child.runner.inputs) > 0
+    job.complete()
+
+
+class Quiet(Scene):
+    """Two sources under windows: one steady, one that pauses for long and comes back in time. Whoever brings nothing is passed over."""
+
+    back = 9.0
+
+    def define(self, job: JobBuilder) -> None:
+        world = self.sim.world
+
+        def paused(split: int, at: int, limit: int) -> list[Any] | None:
+            end = 40 if world.now >= self.back else 20
+            return None if at >= 40 else [self.second(i) for i in range(at, min(at + limit, end))]
+
+        steady = job.source(counting(1, 200, 20.0, lambda s, i: ("steady", i * 50)), uid="steady")
+        pausing = job.source(GeneratorSource(paused, 1, "pausing", rate=20.0), uid="pausing")
+        first = steady.assign_timestamps(lambda r: r[1], idle_ms=600, uid="t1")
+        second = pausing.assign_timestamps(lambda r: r[1], idle_ms=600, uid="t2")
+        windows = first.union(second, uid="both").key_by(lambda r: r[0]).tumbling(1000, late_tag="late")
+        sums = windows.aggregate(int, lambda n, _: n + 1, uid="sums")
+        sums.sink_to(CollectSink("out", self.target), uid="out")
+        sums.side_output("late").sink_to(CollectSink("late", self.target), uid="late")
+
+    def second(self, i: int) -> tuple[str, int]:
+        return "pausing", i * 50 if i < 20 else 10_000 + i * 50
+
+    def prepare(self) -> None:
+        records = [("steady", i * 50) for i in range(200)] + [self.second(i) for i in range(40)]
+        sums = Counter((key, time // 1000 * 1000) for key, time in records)
+        self.reference = Counter((key, start, start + 1000, n) for (key, start), n in sums.items())
+
+    def verify(self) -> None:
+        assert not self.target.values("late")
+        super().verify()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_t24_t76_windows_are_exact_when_frames_come_again_around_a_pause(scene: Callable[..., Quiet], seed: int) -> None:
+    """Every few frames some older ones come once more, statuses and watermarks too: windows close by the other source alone, whoever pauses comes back in time, nothing is late."""
+    job = scene(Quiet, seed=seed)
+    send, sent, rng = job.sim.network.send, dict[int, list[Frame]](), random.Random(seed)
+
+    def again(queue: SimQueue, frame: Frame) -> None:
+        mine = sent.setdefault(id(queue), [])
+        mine.append(frame)
+        send(queue, frame)
+        if rng.random() < 0.5:
+            for old in mine[-rng.randint(1, 6) :]:
+                send(queue, old)
+
+    job.sim.network.send = again  # type: ignore[method-assign]
+    job.until(lambda: any(v[2] >= 3000 for v in job.target.values("out")), "windows closed without the one that pauses", 9)
+    assert job.sim.world.now < job.back
+    job.complete()
+
+
+class Apart(Scene):
+    """Timestamps are given behind an exchange or a union, not at the source."""
+
+    shape = "rebalance"
+
+    def define(self, job: JobBuilder) -> None:
+        source = counting(2, 300, 20.0, lambda s, i: (f"a{s}", i * 50))
+        if self.shape == "union":
+            b = job.source(counting(1, 300, 20.0, lambda s, i: ("b", i * 50)), uid="b")
+            merged = job.source(source, uid="a").union(b, uid="both")
+        else:
+            merged = job.source(source, uid="a", parallelism=1).rebalance()
+        timed = merged.assign_timestamps(lambda r: r[1], out_of_orderness_ms=2000, uid="times")
+        windows = timed.key_by(lambda r: r[0]).tumbling(1000, late_tag="late")
+        sums = windows.aggregate(int, lambda n, _: n + 1, uid="sums")
+        sums.sink_to(CollectSink("out", self.target), uid="out")
+        sums.side_output("late").sink_to(CollectSink("late", self.target), uid="late")
+
+    def prepare(self) -> None:
+        records = [(f"a{s}", i * 50) for s in range(2) for i in range(300)]
+        if self.shape == "union":
+            records += [("b", i * 50) for i in range(300)]
+        sums = Counter((key, time // 1000 * 1000) for key, time in records)
+        self.reference = Counter((key, start, start + 1000, n) for (key, start), n in sums.items())
+
+    def verify(self) -> None:
+        assert not self.target.values("late")
+        super().verify()
+
+
+class Merged(Apart):
+    shape = "union"
+
+
+@pytest.mark.parametrize("kind", [Apart, Merged])
+def test_timestamps_given_away_from_the_source_close_windows_while_the_job_runs(scene: Callable[..., Apart], kind: type[Apart]) -> None:
+    """Each channel is to the assigner what a split is at a source: event time goes on, nobody is made late, and the answer is exact."""
+    job = scene(kind)
+    job.until(lambda: len(job.target.values("out")) >= 2, "windows closed before the input ended", 12)
+    assert job.sim.world.now < 15
     job.complete()
 
 
@@ -240,7 +431,7 @@ def test_t54_a_cycle_is_rejected_when_compiled() -> None:
     model = pipelines.build("loop").model
     cyclic = msgspec.structs.replace(model, edges=[*model.edges, EdgeSpec("end", "u", Partitioning.UNION)])
     assert not [p for p in validate(model) if "cycle" in p]
-    with pytest.raises(JobInvalid):
+    with pytest.raises(JobInvalid, match="cycle"):
         compile_plan(cyclic)
 
 
@@ -274,8 +465,6 @@ def test_t15_a_cut_is_exactly_the_records_emitted_before_it(scene: Make) -> None
     for batch in (1, 2, 7):
         job = scene(seed=batch, source_batch=batch, epoch_interval_ms=150)
         job.until_committed(4)
-        from millstream_schema.states import Desired
-
         job.stop(Desired.CANCEL)
         job.sim.run_to_end(job.job)
         assert job.visible() == job.before(job.manifest())
@@ -340,3 +529,13 @@ def test_t09_a_job_whose_subtasks_fail_is_failed_with_the_cause(scene: Make) -> 
 
 
 __all__ = ["MAX_WATERMARK", "Run", "decode_envelope", "registry"]
+
+
+def test_silence_is_told_from_waiting_only_right_behind_a_source() -> None:
+    """``idle_ms`` elsewhere would never act, so it is refused with what to do."""
+    job = JobBuilder("j", 1, Guarantee.STRICT_EXACTLY_ONCE, parallelism=2)
+    source = job.source(CollectionSource([1, 2]), uid="in", parallelism=1)
+    timed = source.rebalance().assign_timestamps(int, idle_ms=100, uid="times")
+    timed.sink_to(CollectSink("out", CollectTarget()), uid="out")
+    with pytest.raises(JobInvalid, match="'times' has idle_ms and is not right behind a source"):
+        compile_plan(job.build().model)

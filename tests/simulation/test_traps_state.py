@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -17,6 +18,7 @@ from millstream.pipelines import Pipelines
 from millstream_schema.control import Durable
 from millstream_schema.errors import RestoreRefused, StorageUnavailable
 from millstream_schema.states import Desired, EpochState, JobState
+from millstream_schema.store import epochs
 from millstream_tasks.operators.keyed_state import OperatorListState
 from millstream_tasks.operators.process import Context, ProcessFunction
 from millstream_tasks.sinks.memory import CollectSink
@@ -100,6 +102,114 @@ def test_t84_rescaling_1_3_2_5_keeps_every_count(scene: Make) -> None:
         assert job.visible() == job.before(job.manifest())
         job.sim.resume(job.job, job.submission(parallelism=parallelism))
         job.until(lambda: job.row.state is JobState.RUNNING, "running again")
+    job.complete()
+
+
+class Swapping(Scene):
+    """Two operators of one class in a row, one counting by ones, one by thousands; which comes first is said by ``order``."""
+
+    order = ("ones", "thousands")
+
+    def define(self, job: JobBuilder) -> None:
+        records = job.source(counting(self.splits, self.per_split, self.rate, self.value), uid="records")
+        steps: dict[str, Any] = {"ones": lambda n, _: n + 1, "thousands": lambda n, _: n + 1000, "others": lambda n, _: n + 1}
+        for uid in self.order:
+            records = records.key_by(lambda r: r[0]).aggregate(int, steps[uid], uid=uid)
+        records.sink_to(CollectSink("out", self.target), uid="out")
+
+    def verify(self) -> None:
+        extra = {v for v in self.target.values("out") if v[1] % 1000 and v[1] >= 1000}
+        assert not extra, f"a count by ones went on from one by thousands, or the other way: {extra}"
+
+
+def test_t03_operators_that_change_places_keep_their_own_state(scene: Callable[..., Swapping]) -> None:
+    """State is found by uid, not by class or position: swapped between two lives, each goes on from its own count."""
+    job = scene(Swapping)
+    job.until_committed(2)
+    job.stop(Desired.SUSPEND, "sp")
+    assert job.sim.run_to_end(job.job) is JobState.STOPPED
+    before = Counter(key for key, _ in job.visible().elements())
+    assert job.visible() == Counter((k, 1000 * i) for k, n in before.items() for i in range(1, n + 1)) and len(before) == job.keys
+    job.order = ("thousands", "ones")
+    job.sim.resume(job.job, job.submission())
+    job.finish()
+    later = Counter((k, i) for k, total in job.totals.items() for i in range(before[k] + 1, total + 1))
+    assert job.visible() - later == Counter((k, 1000 * i) for k, n in before.items() for i in range(1, n + 1))
+    assert not later - job.visible()
+
+
+def test_t03_state_of_an_unknown_uid_is_refused_unless_it_may_be_dropped(scene: Callable[..., Swapping]) -> None:
+    """An operator that keeps state and is gone: resume names it and changes nothing; told to be lenient it goes on, and the others keep theirs."""
+    job = scene(Swapping)
+    job.until_committed(2)
+    job.stop(Desired.SUSPEND, "sp")
+    assert job.sim.run_to_end(job.job) is JobState.STOPPED
+    job.order = ("others", "thousands")
+    with pytest.raises(RestoreRefused, match=r"'ones' \(aggregate\) keeps state and is gone"):
+        job.sim.resume(job.job, job.submission())
+    assert job.row.state is JobState.STOPPED
+    job.sim.resume(job.job, job.submission(lenient=True))
+    job.finish()
+    assert job.visible() == Counter((k, 1000 * i) for k, total in job.totals.items() for i in range(1, total + 1))
+
+
+@dataclass
+class Total:
+    """A value kept in state."""
+
+    count: int = 0
+    last: int = 0
+
+
+def moved(*fields: str) -> type:
+    """A class of that name defined elsewhere, with these fields."""
+    return make_dataclass("Total", [(name, int, 0) for name in fields], namespace={"__module__": "elsewhere"})
+
+
+class Kept(Scene):
+    """A rolling count whose state is of a registered class."""
+
+    type_: type = Total
+
+    def define(self, job: JobBuilder) -> None:
+        job.register_type("total", self.type_)
+        records = job.source(counting(self.splits, self.per_split, self.rate, self.value), uid="records")
+        counts = records.key_by(lambda r: r[0]).aggregate(
+            self.type_, lambda t, r: self.type_(t.count + 1, r[1]), result=lambda key, t: (key, t.count), uid="count"
+        )
+        counts.sink_to(CollectSink("out", self.target), uid="out")
+
+
+def test_t89_a_class_that_moved_to_another_module_is_still_itself(scene: Callable[..., Kept]) -> None:
+    """State names its type as it was registered, not where it was defined."""
+    job = scene(Kept)
+    job.until_committed(2)
+    job.stop(Desired.SUSPEND, "sp")
+    assert job.sim.run_to_end(job.job) is JobState.STOPPED
+    job.type_ = moved("count", "last")
+    job.sim.resume(job.job, job.submission())
+    job.complete()
+
+
+@pytest.mark.parametrize("fields", [("count",), ("count", "latest"), ("count", "last", "more")], ids=["removed", "renamed", "added"])
+def test_t89_a_class_with_other_fields_is_refused_and_operator_and_state_are_named(
+    scene: Callable[..., Kept], fields: tuple[str, ...]
+) -> None:
+    """Nothing is matched by position or filled in: the job fails at once, nothing of its state is touched, and with the old class it goes on."""
+    job = scene(Kept)
+    job.until_committed(2)
+    job.stop(Desired.SUSPEND, "sp")
+    assert job.sim.run_to_end(job.job) is JobState.STOPPED
+    newest, visible = job.row.newest_durable, job.visible()
+    job.type_ = moved(*fields)
+    job.sim.resume(job.job, job.submission())
+    job.sim.run(lambda: job.row.state.ended, job.sim.world.now + 30)
+    assert job.row.state is JobState.FAILED
+    for said in ("'count'", "'value'", "'total'", "['count', 'last']"):
+        assert said in job.row.reason, job.row.reason
+    assert (job.row.newest_durable, job.visible()) == (newest, visible)
+    job.type_ = Total
+    job.sim.resume(job.job, job.submission())
     job.complete()
 
 
@@ -226,6 +336,23 @@ class Splits(Scene):
 
     def prepare(self) -> None:
         self.reference = Counter((f"k{s}", n) for s in range(self.most) for n in range(1, 41))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_t62_splits_whose_reader_died_before_any_epoch_are_handed_out_again(scene: Make, seed: int) -> None:
+    """Discovery is over and every split has its reader; a node dies before anything is durable: all splits are owned and read again, from their beginning."""
+    job = scene(seed=seed, epoch_interval_ms=2000)
+    job.until(lambda: job.row.state is JobState.RUNNING, "running")
+    read, generation = job.sim.database.read, job.row.generation
+    assert read(lambda tx: epochs.discoveries(tx, job.job, generation)) == {"records": True}
+    assert [s.owner for s in read(lambda tx: epochs.splits(tx, job.job))].count(-1) == 0
+    job.until(lambda: any(c.runner.counters["records_in"] for c in job.children("count")), "records on their way")
+    assert job.row.newest_durable == 0
+    job.sim.nodes[seed % 2].crash()
+    job.until(lambda: job.row.generation > generation and job.row.state is JobState.RUNNING, "redeployed")
+    assert {s.cursor for c in job.children("records") for s in c.runner.deployment.splits} <= {None}
+    assert sorted(s.split for s in read(lambda tx: epochs.splits(tx, job.job)) if s.owner >= 0) == ["0", "1", "2"]
+    job.complete()
 
 
 @pytest.mark.parametrize("seed", range(6))

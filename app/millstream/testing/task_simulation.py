@@ -62,12 +62,14 @@ class SimPool:
         self._worker = worker
         self._slots = slots
         self._running: dict[tuple[str, int], Ran] = {}
+        self._deadline = 0.0
 
     def free(self) -> int:
         return self._slots - len(self._running)
 
     def start(self, attempt: Attempt) -> None:
         sim, task = self._worker.sim, attempt.task
+        assert sim.world.now < self._deadline, f"{task.id} began past its lease"
         ran = Ran(task.id, task.fence, task.session, sim.world.now, permit_seq=task.permit_seq)
         sim.ran.append(ran)
         self._running[task.id, task.fence] = ran
@@ -78,6 +80,14 @@ class SimPool:
     def cancel(self, task: str, fence: int) -> None:
         """The script obeys at its end, or does not."""
         self._worker.sim.world.probes["handler told to cancel"] += 1
+
+    def lease(self, deadline: float) -> None:
+        """What runs past it is killed by the host, or with the worker; nothing may begin past it."""
+        self._deadline = deadline
+
+    def tick(self) -> float:
+        """A script keeps its own time."""
+        return 1.0
 
     def kill(self, task: str, fence: int) -> None:
         self._running.pop((task, fence), None)

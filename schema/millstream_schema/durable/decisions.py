@@ -13,6 +13,8 @@ from .records import Policy, TaskRow
 from .states import Cause, Effects, TaskState
 
 LONGEST_SNOOZE_US = 30 * 24 * 3600 * 1_000_000
+LONGEST_RETRY_US = 10 * 365 * 24 * 3600 * 1_000_000
+"""A longer pause that a handler asks for is cut to this: an instant has to fit its column."""
 RANK_STEP_US = 1_000_000
 """How much earlier one unit of priority lets a task be taken. Rank is an instant: what waits long enough overtakes everything, so nothing starves."""
 
@@ -102,7 +104,7 @@ def _again(task: TaskRow, policy: Policy, now: int, chance: float, cause: Cause,
         return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED, reason=why, failures=1)
     if task.failures + 1 >= policy.attempts:
         return Decision(state=TaskState.FAILED, cause=Cause.ATTEMPTS, reason=why, failures=1)
-    delay = backoff_us(policy, task.failures, chance) if after_us is None else max(0, after_us)
+    delay = backoff_us(policy, task.failures, chance) if after_us is None else max(0, min(after_us, LONGEST_RETRY_US))
     if task.deadline_us and now + delay >= task.deadline_us:
         return Decision(state=TaskState.FAILED, cause=Cause.DEADLINE, reason=why, failures=1)
     return Decision(state=TaskState.RETRY_WAIT, cause=cause, reason=why, wake_us=now + delay, failures=1, keeps_permit=bool(task.ordered))
@@ -116,33 +118,27 @@ def backoff_us(policy: Policy, failures: int, chance: float) -> int:
 
 def _unchosen(task: TaskRow, policy: Policy, outcome: o.Lost | o.Crashed | o.Killed, now: int, chance: float) -> Decision:
     """An end the handler did not choose: by what its author declared of its effects."""
+    crashes, losses = int(isinstance(outcome, o.Crashed)), int(isinstance(outcome, o.Lost))
     if isinstance(outcome, o.Lost) and not outcome.started:
-        given_back = _given_back(task, now, Cause.LOST)
-        return (
-            msgspec.structs.replace(given_back, losses=1)
-            if task.losses + 1 < policy.losses
-            else _poison(task, policy, "its worker was lost")
-        )
+        if task.losses + 1 >= policy.losses:
+            return _poison(task, "its worker was lost", crashes, losses)
+        return msgspec.structs.replace(_given_back(task, now, Cause.LOST), losses=losses)
     cause, why = _named(outcome)
-    crashed = isinstance(outcome, o.Crashed)
     if task.effects is Effects.EXTERNAL and not policy.intents_only:
-        return Decision(state=TaskState.UNKNOWN, cause=cause, reason=why, crashes=int(crashed))
-    if crashed and task.crashes + 1 >= policy.crashes:
-        return _poison(task, policy, why)
-    if isinstance(outcome, o.Lost) and task.losses + 1 >= policy.losses:
-        return _poison(task, policy, why)
+        return Decision(state=TaskState.UNKNOWN, cause=cause, reason=why, crashes=crashes, losses=losses)
+    if (crashes and task.crashes + 1 >= policy.crashes) or (losses and task.losses + 1 >= policy.losses):
+        return _poison(task, why, crashes, losses)
     if task.cancel:
-        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED, reason=why)
+        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED, reason=why, crashes=crashes, losses=losses)
     if cause is Cause.LIMIT:
         return _again(task, policy, now, chance, cause, why)
     late = bool(task.deadline_us) and now >= task.deadline_us
     if late:
-        return Decision(state=TaskState.FAILED, cause=Cause.DEADLINE, reason=why, crashes=int(crashed))
-    counts = {"crashes": int(crashed), "losses": int(isinstance(outcome, o.Lost))}
-    if crashed:
+        return Decision(state=TaskState.FAILED, cause=Cause.DEADLINE, reason=why, crashes=crashes, losses=losses)
+    if crashes:
         wake = now + backoff_us(policy, task.crashes, chance)
-        return Decision(state=TaskState.RETRY_WAIT, cause=cause, reason=why, wake_us=wake, keeps_permit=bool(task.ordered), **counts)
-    return Decision(state=TaskState.READY, cause=cause, reason=why, keeps_permit=bool(task.ordered), **counts)
+        return Decision(state=TaskState.RETRY_WAIT, cause=cause, reason=why, wake_us=wake, keeps_permit=bool(task.ordered), crashes=crashes)
+    return Decision(state=TaskState.READY, cause=cause, reason=why, keeps_permit=bool(task.ordered), crashes=crashes, losses=losses)
 
 
 def _named(outcome: o.Lost | o.Crashed | o.Killed) -> tuple[Cause, str]:
@@ -155,9 +151,9 @@ def _named(outcome: o.Lost | o.Crashed | o.Killed) -> tuple[Cause, str]:
             return Cause(why), message or f"killed: {why}"
 
 
-def _poison(task: TaskRow, policy: Policy, why: str) -> Decision:
+def _poison(task: TaskRow, why: str, crashes: int, losses: int) -> Decision:
     reason = f"{why}; {task.crashes} crashes and {task.losses} lost workers before this: a person has to look at it"
-    return Decision(state=TaskState.UNKNOWN, cause=Cause.POISON, reason=reason, crashes=int(task.crashes + 1 >= policy.crashes), losses=0)
+    return Decision(state=TaskState.UNKNOWN, cause=Cause.POISON, reason=reason, crashes=crashes, losses=losses)
 
 
 def on_cancel(task: TaskRow) -> Decision | None:

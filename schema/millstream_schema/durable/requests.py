@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..canonical import fingerprint
+from ..canonical import canonical_json, fingerprint
 from ..errors import CodecError, TaskInvalid
 from ..values import TypeRegistry, decode_column, encode_column
 from .records import NewTask, Policy
@@ -25,6 +25,8 @@ DIGEST_RULE = 1
 PRIORITIES = range(-1000, 1001)
 LONGEST_DELAY_S = 10 * 365 * 86_400
 NO_TYPES = TypeRegistry()
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class HandlerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +89,27 @@ def decode_result(text: str) -> Any:
 
 
 def digest(handler: str, arguments: str, options: Options) -> str:
-    """What makes two requests the same: handler, arguments and options as given, by a numbered rule."""
-    given = msgspec.to_builtins(options)
-    return f"{DIGEST_RULE}:{fingerprint([handler, arguments, given])}"
+    """What makes two requests the same: handler, arguments and options as given, by a numbered rule. Equal sets and dicts are one, and so are 5 and 5.0 seconds."""
+    given = {}
+    for name, value in msgspec.to_builtins(options).items():
+        if not name.endswith("_s"):
+            given[name] = value
+        elif value:
+            given[name] = float(value)
+    types, items = msgspec.json.decode(arguments)
+    return f"{DIGEST_RULE}:{fingerprint([handler, types, [_sorted(item) for item in items], given])}"
+
+
+def _sorted(node: Any) -> Any:
+    """An encoded value with what has no order of its own in one: a process may hold equal sets in different orders."""
+    if not isinstance(node, list):
+        return node
+    tag, *parts = node[0], *(_sorted(part) for part in node[1:])
+    if tag in ("s", "z"):
+        parts.sort(key=canonical_json)
+    elif tag == "k":
+        parts = sorted(([k, v] for k, v in zip(parts[::2], parts[1::2], strict=True)), key=canonical_json)
+    return [tag, *parts]
 
 
 def new_task(
@@ -100,7 +120,7 @@ def new_task(
     problems = _problems(spec, namespace, key, permit, options)
     if problems:
         raise TaskInvalid("; ".join(problems))
-    due = 0 if options.due_at is None else int(options.due_at.timestamp() * 1e6)
+    due = 0 if options.due_at is None else (options.due_at - _EPOCH) // _MICROSECOND
     return NewTask(
         id=task_id, namespace=namespace, handler=spec.name, key=key or task_id, digest=digest(spec.name, arguments, options),
         queue=options.queue or spec.queue, args=arguments, effects=spec.effects, policy=spec.policy, priority=options.priority,
@@ -118,16 +138,25 @@ def _problems(spec: HandlerSpec, namespace: str, key: str, permit: str, options:
     if not NAME.match(options.queue or spec.queue):
         found.append(f"queue {options.queue or spec.queue!r} must match {NAME.pattern}")
     for name, text in (("key", key), ("business_key", options.business_key), ("permit", permit)):
-        if len(text) > LONGEST_KEY or "\x00" in text:
-            found.append(f"{name} must have at most {LONGEST_KEY} characters and no NUL, not {text[:60]!r}")
-    if options.priority not in PRIORITIES:
+        if not isinstance(text, str) or len(text) > LONGEST_KEY or not _storable(text):
+            found.append(f"{name} must be text of at most {LONGEST_KEY} characters without NUL and half characters, not {text!r:.80}")
+    if type(options.priority) is not int or options.priority not in PRIORITIES:
         found.append(f"priority must be between {PRIORITIES[0]} and {PRIORITIES[-1]}, not {options.priority}")
     for name, seconds in (("delay", options.delay_s), ("start_by", options.start_by_s), ("deadline", options.deadline_s)):
-        if not 0 <= seconds <= LONGEST_DELAY_S:
-            found.append(f"{name} must be between 0 and {LONGEST_DELAY_S} seconds, not {seconds}")
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_S:
+            found.append(f"{name} must be a number between 0 and {LONGEST_DELAY_S} seconds, not {seconds!r}")
     if options.due_at is not None:
-        if options.due_at.tzinfo is None:
-            found.append("due_at has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+        if not isinstance(options.due_at, dt.datetime) or options.due_at.utcoffset() is None:
+            found.append(f"due_at {options.due_at!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
         if options.delay_s:
             found.append("delay and due_at exclude each other: give one")
     return found
+
+
+def _storable(text: str) -> bool:
+    """Whether every database takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\x00" not in text

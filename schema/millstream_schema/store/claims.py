@@ -34,10 +34,9 @@ class Claimed(msgspec.Struct, frozen=True):
     next_us: int | None
 
 
-def _session(t: Tables) -> sa.Select[tuple[str]]:
+def _session(t: Tables) -> sa.Select[tuple[int]]:
     n = t.node
-    live = [n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE, n.c.expires_us > sa.bindparam("now")]
-    return sa.select(n.c.id).where(*live).with_for_update()
+    return sa.select(n.c.expires_us).where(n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE).with_for_update()
 
 
 def _candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
@@ -104,36 +103,52 @@ def lane_settings(tx: Transaction) -> dict[str, tuple[int, bool]]:
 
 
 def claim(
-    tx: Transaction, session: str, claim_id: str, token: str, shares: Mapping[str, int], handlers: Sequence[str], starting: int
+    tx: Transaction,
+    session: str,
+    claim_id: str,
+    token: str,
+    shares: Mapping[str, int],
+    handlers: Sequence[str],
+    starting: int,
+    *,
+    again: bool,
 ) -> Claimed | None:
     """Give a session up to ``shares[lane]`` tasks of each lane; None: its lease is over, it may hold nothing.
 
-    ``claim_id`` is made before the first try; repeated after an unknown outcome it gives the same tasks. The first ``starting`` tasks begin at once: the start of all that are not
-    ``external`` is folded in.
+    ``claim_id`` is made before the first try; ``again``: the outcome of an earlier try is unknown, and what it gave is given once more. The first ``starting`` tasks begin at once:
+    the start of all that are not ``external`` is folded in.
     """
+    lease = tx.row(_SESSION, session=session)  # locked first, then the clock is read: a lease that ran out while this waited has run out
     now = tx.now_us()
-    if tx.row(_SESSION, session=session, now=now) is None:
+    if lease is None or lease["expires_us"] <= now:
         return None
-    again = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
     if again:
-        return Claimed([t for t in again if t.state.held], now, next_wake(tx))
+        before = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
+        if before:
+            return Claimed([t for t in before if t.state.held], now, next_wake(tx))
     wanted: list[TaskRow] = []
     for lane, count in sorted(shares.items()):
         if count > 0 and handlers:
             wanted += [to(TaskRow, r) for r in tx.rows(_CANDIDATES, lane=lane, handlers=list(handlers), count=count)]
     granted = _permitted(tx, _in_time(tx, wanted, now))
     granted.sort(key=lambda t: (t.rank, t.id))
-    begun = [t.id for t in granted[:starting] if t.effects is not Effects.EXTERNAL]
-    rest = [t.id for t in granted if t.id not in set(begun)]
-    for ids, state, started in ((begun, TaskState.RUNNING, 1), (rest, TaskState.DISPATCHED, 0)):
-        if ids:
-            given = tx.changed(
-                _GIVE, ids=ids, to=state, token=token, session=session, claim=claim_id, now=now, started=started, started_us=now * started
-            )
-            if given != len(ids):
-                raise AssertionError(f"claim {claim_id}: {given} of {len(ids)} locked tasks were given")
-    rows = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)] if granted else []
-    return Claimed(rows, now, next_wake(tx))
+    begun = {t.id for t in granted[:starting] if t.effects is not Effects.EXTERNAL}
+    given: list[TaskRow] = []
+    for state, started in ((TaskState.RUNNING, 1), (TaskState.DISPATCHED, 0)):
+        part = [t for t in granted if (t.id in begun) == bool(started)]
+        if part:
+            values = {"session": session, "claim": claim_id, "token": token, "started_us": now * started}
+            if tx.changed(_GIVE, ids=[t.id for t in part], to=state, now=now, started=started, **values) != len(part):
+                raise AssertionError(f"claim {claim_id}: fewer of {len(part)} locked tasks were given")
+            given += [
+                msgspec.structs.replace(
+                    t, state=state, fence=t.fence + 1, starts=t.starts + started, ready_lane=None, claimed_us=now, **values
+                )
+                for t in part
+            ]
+    given.sort(key=lambda t: (t.rank, t.id))
+    full = len(given) >= sum(shares.values()) > 0
+    return Claimed(given, now, None if full else next_wake(tx))
 
 
 def _in_time(tx: Transaction, tasks: list[TaskRow], now: int) -> list[TaskRow]:
@@ -183,7 +198,7 @@ def _granted(tx: Transaction, permit_id: str, tasks: list[TaskRow]) -> list[Task
     for offset, task in enumerate([*kept, *given]):
         t = tx.t.task
         tx.update(t, t.c.id == task.id, t.c.state == TaskState.READY, permit_held=1, permit_seq=seq + offset)
-        result.append(task)
+        result.append(msgspec.structs.replace(task, permit_held=1, permit_seq=seq + offset, rev=task.rev + 1))
     return result
 
 

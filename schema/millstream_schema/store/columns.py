@@ -1,4 +1,7 @@
-"""Kinds of columns that mean the same on every database."""
+"""Kinds of columns that mean the same on every database.
+
+Used by the table modules beside it. What must never happen here: a text that one database compares without case or trailing spaces, or cuts off.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, CursorResult, Engine
 from sqlalchemy.pool import StaticPool
 
-from ..errors import CommitUnknown, ConfigurationError, MillstreamError, StoreError, StoreUnavailable
+from ..errors import CommitUnknown, ConfigurationError, StoreError, StoreUnavailable
 from ..ports import Clock
 from .tables import Tables, tables
 
@@ -74,6 +74,10 @@ class Transaction:
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[Any]:
         return self._connection.execute(statement, parameters)
 
+    def now(self) -> sa.ColumnElement[int]:
+        """The database's clock as an expression inside a statement."""
+        return sa.literal_column(_NOW[self.dialect], sa.BigInteger())
+
     def now_us(self) -> int:
         """The database's clock now, UTC microseconds, by a statement of its own."""
         return int(self._connection.exec_driver_sql(f"SELECT {_NOW[self.dialect]}").scalar_one())
@@ -114,19 +118,26 @@ class Transaction:
         if rows:
             self._connection.execute(sa.insert(table), rows)
 
-    def insert_or_nothing(self, table: sa.Table, **values: Any) -> bool:
-        """Insert unless a row with one of its unique keys exists; whether a row was inserted."""
+    def insert_or_nothing(self, table: sa.Table, expressions: dict[str, Any] | None = None, /, **values: Any) -> bool:
+        """Insert unless a row with one of its unique keys exists; whether a row was inserted. ``expressions``: columns the database computes."""
+        return self.insert_those_new(table, expressions, [values]) == 1
+
+    def insert_those_new(self, table: sa.Table, expressions: dict[str, Any] | None, rows: list[dict[str, Any]]) -> int:
+        """Insert every row whose unique keys are free; how many were inserted."""
         if self.dialect == "mysql":
-            return self._inserted_mysql(table, values)
+            return sum(self._inserted_mysql(table, expressions, row) for row in rows)
         insert = postgresql.insert if self.dialect == "postgresql" else sqlite.insert
         statement = insert(table).on_conflict_do_nothing()
+        if expressions:
+            statement = statement.values(expressions)
         # Without the option SQLAlchemy answers -1 for an INSERT.
-        return self._connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount == 1
+        return self._connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
 
-    def _inserted_mysql(self, table: sa.Table, values: dict[str, Any]) -> bool:
+    def _inserted_mysql(self, table: sa.Table, expressions: dict[str, Any] | None, values: dict[str, Any]) -> bool:
         """A plain INSERT whose duplicate is an answer: INSERT IGNORE would also cut off what is too long and pass over CHECK constraints."""
+        statement = sa.insert(table).values(expressions) if expressions else sa.insert(table)
         try:
-            self._connection.execute(sa.insert(table), values)
+            self._connection.execute(statement, values)
         except sa.exc.IntegrityError as exc:
             if exc.orig is not None and exc.orig.args[:1] == (_DUPLICATE_MYSQL,):
                 return False  # the statement is undone, the transaction goes on
@@ -184,13 +195,16 @@ class Database:
             options |= {
                 "isolation_level": "READ COMMITTED",
                 "pool_pre_ping": True,
-                "connect_args": {"options": flags, "connect_timeout": 5},
-            }
+                # A peer that vanished without a word is noticed: without this a renewal could wait for hours.
+                "connect_args": {
+                    "options": flags, "connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 30_000,
+                },
+            }  # fmt: skip
         else:
             options |= {
                 "isolation_level": "READ COMMITTED",
                 "pool_pre_ping": True,
-                "connect_args": {"connect_timeout": 5, "read_timeout": 30},
+                "connect_args": {"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30},
             }
         try:
             engine = sa.create_engine(url, **options)
@@ -328,4 +342,4 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-__all__ = ["Database", "Faults", "MillstreamError", "Query", "Transaction"]
+__all__ = ["Database", "Faults", "Query", "Transaction"]

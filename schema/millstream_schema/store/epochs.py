@@ -1,4 +1,9 @@
-"""Statements on epochs, acknowledgements, manifests, savepoints and splits. All but :func:`acknowledge` and :func:`discover` run under the job's row lock."""
+"""Statements on epochs, acknowledgements, manifests, savepoints, channels and splits.
+
+Called by the coordinator under the job's row lock; by nodes :func:`acknowledge`, :func:`discover` (which takes the lock) and
+:func:`forget_channels`. What must never happen here: an acknowledgement taken for an epoch that is over, a state that goes back, "none"
+answered where something is unreadable.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Statements on jobs and their history."""
+"""Statements on jobs and their history.
+
+Called by the coordinator and by users' operations, which lock the row first. What must never happen here: a write of a job that is not
+guarded by the revision and generation it was read with.
+"""
 
 from __future__ import annotations
 

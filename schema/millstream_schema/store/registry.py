@@ -1,4 +1,8 @@
-"""Statements on nodes, assignments and the coordinator's lease: who is there and who runs what."""
+"""Statements on nodes, assignments and the coordinator's lease: who is there and who runs what.
+
+Called by nodes and coordinators. What must never happen here: a lease judged by another clock than the database's, a live one taken over,
+a report of an attempt that is not the row's.
+"""
 
 from __future__ import annotations
 

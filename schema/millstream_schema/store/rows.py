@@ -1,4 +1,7 @@
-"""Rows as frozen values: what the statements give and the decisions take."""
+"""Rows as frozen values: what the statements give and the decisions take.
+
+Made by the statement modules. What must never happen here: a column with another meaning than the table's, a row that fits no struct and is passed on.
+"""
 
 from __future__ import annotations
 

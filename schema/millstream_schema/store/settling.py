@@ -20,7 +20,7 @@ from ..states import NodeState
 from .database import Query, Transaction
 from .rows import to
 from .tables import Tables
-from .tasks import apply, by_permit, keep_attempt, lock_task, lock_tasks, submit
+from .tasks import TEXT_KEPT, apply, by_permit, keep_attempt, lock_task, lock_tasks, submit
 
 
 class Answer(enum.StrEnum):
@@ -214,6 +214,11 @@ def review(
     task = lock_task(tx, task_id)
     if task is None:
         return ReviewRefused.GONE
+    said = f"{actor}: {reason}"
+    state = TaskState.SUCCEEDED if done else TaskState.FAILED
+    decided = (task.state, task.cause, task.reason, task.rev, bool(task.superseded_by))
+    if decided == (state, Cause.REVIEWED, said[:TEXT_KEPT], rev + 1, retry is not None) and task.result == (result if done else ""):
+        return None if retry is None else submit(tx, retry)  # this very decision, whose answer was lost
     if task.state is not TaskState.UNKNOWN:
         return ReviewRefused.NOT_IN_REVIEW
     if task.rev != rev:
@@ -223,9 +228,8 @@ def review(
     if retry is not None:
         receipt = submit(tx, msgspec.structs.replace(retry, retry_of=task.id, root=task.root))
         extra["superseded_by"] = receipt.task
-    state = TaskState.SUCCEEDED if done else TaskState.FAILED
     now = tx.now_us()
-    decision = Decision(state=state, cause=Cause.REVIEWED, reason=f"{actor}: {reason}")
+    decision = Decision(state=state, cause=Cause.REVIEWED, reason=said)
     apply(tx, task, decision, now, **extra)
     keep_attempt(tx, task.id, task.fence, actor[:64], "Reviewed", decision, task.started_us, now, late=True)
     return receipt

@@ -7,60 +7,122 @@ does not name the state and the fence it was decided from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.decisions import Decision, rank
-from ..durable.records import AttemptRow, NewTask, Receipt, TaskRow, lane
+from ..durable.decisions import RANK_STEP_US, Decision, rank
+from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
 from ..durable.states import TaskState, may_become
 from .database import Query, Transaction
 from .permits import release
 from .rows import to
+from .tables import Tables
 
 TEXT_KEPT = 20_000
+TOGETHER = 500
+"""Submissions that one statement takes."""
 
 
-_BY_KEY = Query(
-    lambda t: (
-        sa.select(t.task.c.id, t.task.c.state, t.task.c.digest)
-        .where(
-            t.task.c.namespace == sa.bindparam("namespace"),
-            t.task.c.handler == sa.bindparam("handler"),
-            t.task.c.key == sa.bindparam("key"),
-        )
-        .with_for_update()
-    )
-)
+def _by_key(t: Tables) -> sa.Select[tuple[str, str, str]]:
+    c = t.task.c
+    same = [c.namespace == sa.bindparam("namespace"), c.handler == sa.bindparam("handler"), c.key == sa.bindparam("key")]
+    return sa.select(c.id, c.state, c.digest).where(*same)
+
+
+_BY_KEY = Query(_by_key)
+_BY_KEY_LOCKED = Query(lambda t: _by_key(t).with_for_update(read=True, key_share=True))
 _TASK = Query(lambda t: sa.select(t.task).where(t.task.c.id == sa.bindparam("id")))
 _LOCKED = Query(lambda t: sa.select(t.task).where(t.task.c.id == sa.bindparam("id")).with_for_update())
 
 
 def submit(tx: Transaction, new: NewTask) -> Receipt:
     """Insert it, or answer with what is stored under its key. The later of two with one key waits for the first to commit, at most the lock timeout."""
-    now = tx.now_us()
-    due = new.due_us or now + new.delay_us
-    waits = due > now
-    state = TaskState.SCHEDULED if waits else TaskState.READY
-    inserted = tx.insert_or_nothing(
-        tx.t.task,
-        id=new.id, namespace=new.namespace, handler=new.handler, key=new.key, digest=new.digest, queue=new.queue, business_key=new.business_key,
-        state=state, cause="", reason="", effects=new.effects, policy=msgspec.json.encode(new.policy).decode(), args=new.args, priority=new.priority,
-        fence=0, token="", session="", claim="", failures=0, crashes=0, losses=0, snoozes=0, starts=0, cancel=0, permit=new.permit,
-        ordered=int(new.ordered), permit_held=0, permit_seq=0, blocked_by=None, ready_lane=None if waits else lane(new.namespace, new.queue),
-        rank=rank(due, new.priority), wake_us=due if waits else None, due_us=due, start_by_us=new.start_by_us and due + new.start_by_us,
-        deadline_us=new.deadline_us and now + new.deadline_us,
-        claimed_us=0, started_us=0, settled_us=0, created_us=now, changed_us=now, result="", error="", origin=new.origin, root=new.root or new.id,
-        retry_of=new.retry_of, superseded_by="", actor=new.actor, rev=0,
-    )  # fmt: skip
-    if inserted:
-        return Receipt(new.id, state, new.digest)
-    known = tx.row(_BY_KEY, namespace=new.namespace, handler=new.handler, key=new.key)
-    if known is None:  # the id itself is taken: ids are random, so this is a repeat of a submission whose key was purged meanwhile
+    waits = new.delay_us > 0 or new.due_us > tx.now_us() if new.due_us else new.delay_us > 0
+    if tx.insert_or_nothing(tx.t.task, _times(tx, new, waits), **_values(new, waits)):
+        return Receipt(new.id, TaskState.SCHEDULED if waits else TaskState.READY, new.digest)
+    return _known(tx, new)
+
+
+def submit_many(tx: Transaction, news: Sequence[NewTask]) -> list[Receipt]:
+    """Several, in the order of their keys so that two callers never wait for each other in a circle; receipts in the order given.
+
+    Those that are due at once and have no times of their own take one statement together.
+    """
+    ordered = sorted(news, key=lambda n: (n.namespace, n.handler, n.key))
+    receipts: dict[str, Receipt] = {}
+    plain = [n for n in ordered if not (n.delay_us or n.due_us or n.start_by_us or n.deadline_us)]
+    for start in range(0, len(plain), TOGETHER):
+        part = plain[start : start + TOGETHER]
+        rows = [{**_values(n, False), "earlier_us": n.priority * RANK_STEP_US} for n in part]
+        distinct = len({(n.namespace, n.handler, n.key) for n in part}) == len(part)
+        if distinct and tx.insert_those_new(tx.t.task, _times_of_plain(tx), rows) == len(part):
+            receipts |= {n.id: Receipt(n.id, TaskState.READY, n.digest) for n in part}
+    for new in ordered:
+        if new.id not in receipts:
+            receipts[new.id] = submit(tx, new)
+    return [receipts[n.id] for n in news]
+
+
+def _known(tx: Transaction, new: NewTask) -> Receipt:
+    """What is stored under the key. Read without a lock: a caller's transaction that stays open must not hold up the task, and two repeats must not wait for each other.
+
+    A snapshot taken before does not show it; a locking read does.
+    """
+    key = {"namespace": new.namespace, "handler": new.handler, "key": new.key}
+    known = tx.row(_BY_KEY, **key) or tx.row(_BY_KEY_LOCKED, **key)
+    if known is None:
         raise AssertionError(f"task id {new.id} exists under another key")
+    if known["id"] == new.id:
+        return Receipt(new.id, TaskState(known["state"]), new.digest)
     conflict = "" if known["digest"] == new.digest else known["digest"]
     return Receipt(known["id"], TaskState(known["state"]), new.digest, replayed=not conflict, conflict=conflict)
+
+
+def _values(new: NewTask, waits: bool) -> dict[str, Any]:
+    """The columns that are no times."""
+    return {
+        "id": new.id, "namespace": new.namespace, "handler": new.handler, "key": new.key, "digest": new.digest, "queue": new.queue,
+        "business_key": new.business_key, "state": TaskState.SCHEDULED if waits else TaskState.READY, "cause": "", "reason": "", "effects": new.effects,
+        "policy": encoded(new.policy), "args": new.args, "priority": new.priority, "fence": 0, "token": "", "session": "", "claim": "", "failures": 0,
+        "crashes": 0, "losses": 0, "snoozes": 0, "starts": 0, "cancel": 0, "permit": new.permit, "ordered": int(new.ordered), "permit_held": 0,
+        "permit_seq": 0, "blocked_by": None, "ready_lane": None if waits else lane(new.namespace, new.queue), "claimed_us": 0, "started_us": 0,
+        "settled_us": 0, "result": "", "error": "", "origin": new.origin, "root": new.root or new.id, "retry_of": new.retry_of, "superseded_by": "",
+        "actor": new.actor, "rev": 0,
+    }  # fmt: skip
+
+
+def _times(tx: Transaction, new: NewTask, waits: bool) -> dict[str, Any]:
+    """The times, by the database's clock inside the statement: a submission is one round trip. An instant long past gives no better rank than now."""
+    now = tx.now()
+    due: Any = new.due_us or now + new.delay_us
+    available: Any = due if waits else now
+    return {
+        "rank": rank(available, new.priority), "wake_us": due if waits else None, "due_us": due, "created_us": now, "changed_us": now,
+        "start_by_us": due + new.start_by_us if new.start_by_us else 0, "deadline_us": now + new.deadline_us if new.deadline_us else 0,
+    }  # fmt: skip
+
+
+def _times_of_plain(tx: Transaction) -> dict[str, Any]:
+    """Likewise for many rows of one statement."""
+    now = tx.now()
+    return {
+        "rank": now - sa.bindparam("earlier_us", type_=sa.BigInteger()),
+        "wake_us": None,
+        "due_us": now,
+        "created_us": now,
+        "changed_us": now,
+        "start_by_us": 0,
+        "deadline_us": 0,
+    }
+
+
+@cache
+def encoded(policy: Policy) -> str:
+    """A policy as text; there are as many as handlers."""
+    return msgspec.json.encode(policy).decode()
 
 
 def read_task(tx: Transaction, task: str) -> TaskRow | None:

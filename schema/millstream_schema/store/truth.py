@@ -1,4 +1,7 @@
-"""What a node is told by its rows: the answer to each lease renewal, and what a subtask is deployed with. Read-only."""
+"""What a node is told by its rows: the answer to each lease renewal, and what a subtask is deployed with.
+
+Called by nodes. Read-only. What must never happen here: a deployment of a generation that is not the job's, or one with part of its state.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from ..control import Deployment, DeployMode, EpochKind
 from ..manifest import EpochManifest, Renames, SplitState, SubtaskSnapshot
 from ..plan import PartitionedPlan, Subtask
 from ..settings import StreamSettings
-from ..states import EpochState, JobState
+from ..states import EpochState, JobState, SplitOwner
 from . import epochs, jobs, registry
 from .database import Transaction
 from .rows import AssignmentRow, JobRow, SplitRow
@@ -34,7 +37,9 @@ class JobTruth(msgspec.Struct, frozen=True):
     def all_assigned(self, subtask: Subtask) -> bool:
         """No split will come any more: discovery is over and every split has an owner or is finished."""
         operator = self.plan.vertex(subtask.vertex).operators[0]
-        return self.complete.get(operator, False) and not any(s.operator == operator and s.state == "UNASSIGNED" for s in self.splits)
+        return self.complete.get(operator, False) and not any(
+            s.operator == operator and s.state is SplitOwner.UNASSIGNED for s in self.splits
+        )
 
 
 def node_truth(tx: Transaction, node: str) -> tuple[list[AssignmentRow], dict[str, JobTruth]]:

@@ -5,12 +5,14 @@ Called by the pools, in whatever process or thread they run handlers. What must 
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 
+from millstream_schema.durable.decisions import LONGEST_RETRY_US
 from millstream_schema.durable.outcomes import (
     AnyOutcome,
     AskedForReview,
@@ -31,6 +33,8 @@ from millstream_schema.ports import Ids
 from .handlers import Handler, HandlerRegistry
 
 log = structlog.get_logger(__name__)
+TEXT_KEPT = 20_000
+"""Characters of an exception's text that are kept."""
 
 
 class Verb(Exception):
@@ -124,7 +128,9 @@ def execute(
     except UnknownHandler:
         return Unstarted(), ()
     except (TaskInvalid, CodecError) as exc:
-        return GaveUp(str(exc)), ()
+        return GaveUp(_text(exc)), ()
+    except BaseException as exc:  # a validator of the user's own may raise anything
+        return outcome_of(exc), ()
     context = TaskContext(task, registry, ids, told)
     try:
         value = handler.function(context, *args, **kwargs) if handler.wants_context else handler.function(*args, **kwargs)
@@ -133,23 +139,44 @@ def execute(
     try:
         return Succeeded(encode_result(value)), tuple(context.submits)
     except TaskInvalid as exc:
-        return Unfit(str(exc)), ()
+        return Unfit(_text(exc)), ()
 
 
 def outcome_of(error: BaseException) -> AnyOutcome:
-    """The one place where an exception becomes an outcome."""
+    """The one place where an exception becomes an outcome. It never raises, and what it gives can be sent and stored."""
+    said = _text(error)
     match error:
-        case Retry():
-            return RetryAsked(None if error.after is None else int(error.after * 1e6), str(error))
-        case Snooze():
-            return Snoozed(int(error.seconds * 1e6))
+        case Retry() | Snooze():
+            asked = getattr(error, "seconds" if isinstance(error, Snooze) else "after", None)
+            micros = _micros(asked)
+            if isinstance(error, Retry) and (asked is None or micros is not None):
+                return RetryAsked(micros, said)
+            if micros is not None:
+                return Snoozed(micros)
+            return Raised("ValueError", f"{type(error).__name__} needs a finite number of seconds, not {_text(asked)}")
         case Fail():
-            return GaveUp(str(error))
+            return GaveUp(said)
         case Cancel():
-            return CancelledItself(str(error))
+            return CancelledItself(said)
         case NeedsReview():
-            return AskedForReview(str(error))
+            return AskedForReview(said)
         case _:
             where = traceback.extract_tb(error.__traceback__)
             at = f" (at {where[-1].name}, line {where[-1].lineno})" if where else ""
-            return Raised(type(error).__name__, f"{error}{at}")
+            return Raised(type(error).__name__, f"{said}{at}")
+
+
+def _micros(seconds: Any) -> int | None:
+    """Seconds as microseconds that fit a column; None for what is no finite number."""
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return None
+    return int(max(-1.0, min(seconds, LONGEST_RETRY_US / 1e6)) * 1e6)
+
+
+def _text(value: Any) -> str:
+    """What it says, as every database takes it: no NUL, no half characters, not too long. Its own ``__str__`` may raise anything."""
+    try:
+        said = str(value)
+    except Exception:
+        return f"({type(value).__name__} whose text cannot be had)"
+    return said[:TEXT_KEPT].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import pydantic
 
@@ -30,15 +30,18 @@ class Handler:
         self.wants_context = bool(parameters) and parameters[0].name == CONTEXT
         self._signature = signature.replace(parameters=parameters[1:] if self.wants_context else parameters)
         try:
-            hints = get_type_hints(function)
+            hints = get_type_hints(function, include_extras=True)
         except (NameError, TypeError) as exc:
             raise ConfigurationError(f"handler {spec.name!r}: an annotation cannot be resolved: {exc}") from exc
         config = pydantic.ConfigDict(hide_input_in_errors=True)
-        self._adapters = {
-            name: pydantic.TypeAdapter(hints[name], config=None if _has_config(hints[name]) else config)
-            for name in self._signature.parameters
-            if name in hints
-        }
+        try:
+            self._adapters = {
+                name: pydantic.TypeAdapter(hints[name], config=None if _has_config(hints[name]) else config)
+                for name in self._signature.parameters
+                if name in hints
+            }
+        except pydantic.PydanticUserError as exc:
+            raise ConfigurationError(f"handler {spec.name!r}: an annotation cannot be checked: {exc.message}") from exc
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -61,7 +64,7 @@ class Handler:
         if self.spec.permit and not options.permit:
             try:
                 permit = self.spec.permit.format_map(bound.arguments)
-            except (KeyError, IndexError, AttributeError, ValueError) as exc:
+            except (KeyError, IndexError, AttributeError, TypeError, ValueError) as exc:
                 raise TaskInvalid(f"handler {self.spec.name!r}: its permit {self.spec.permit!r} cannot be filled in: {exc!r}") from exc
         arguments = encode_arguments(bound.args, bound.kwargs)
         return new_task(self.spec, namespace, task_id, key, arguments, options, permit=permit, actor=actor, origin=origin)
@@ -103,6 +106,8 @@ class Handler:
 
 def _has_config(kind: Any) -> bool:
     """Whether a type brings a pydantic configuration of its own, to which an adapter may not add one."""
+    if get_origin(kind) is Annotated:
+        kind = kind.__origin__
     return (isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)) or hasattr(kind, "__pydantic_config__") or _dataclass(kind)
 
 

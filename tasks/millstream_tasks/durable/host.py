@@ -7,7 +7,6 @@ here: an attempt begun or kept past the lease; an end that is dropped before the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 import msgspec
 import structlog
@@ -19,7 +18,7 @@ from millstream_schema.errors import CommitUnknown, StoreError
 from millstream_schema.ports import Chance, Clock, Ids
 from millstream_schema.store import claims, registry, settling
 from millstream_schema.store.claims import Claimed
-from millstream_schema.store.database import Database
+from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer, Settlement
 
 from .pool import Attempt, Pool
@@ -29,6 +28,9 @@ log = structlog.get_logger(__name__)
 SETTLED_AT_ONCE = 200
 LANES_FOR = 1.0
 """Seconds for which the picture of lanes and their load is good enough to share by."""
+LANES_KEPT, LANES_TRIED = 600.0, 16
+"""Seconds and number of lanes that are tried although they held nothing when they were last looked at: a wake-up need not wait for the next look."""
+FIRST_PAUSE = 0.05
 LATE_KEPT = 1_000
 """Ends of fenced attempts that are still waited for, as evidence."""
 AGAIN = 0.2
@@ -74,7 +76,9 @@ class TaskHost:
         self._deadline = 0.0
         self._renew_at = 0.0
         self._look_at = 0.0
-        self._pause = 0.05
+        self._pause = FIRST_PAUSE
+        self._capacity = 1
+        self._more = False
         self._held: dict[str, _Held] = {}
         self._buffer: deque[str] = deque()
         self._late: dict[tuple[str, int], str] = {}
@@ -83,7 +87,7 @@ class TaskHost:
         self._settle_at = 0.0
         self._claim = ""
         self._claim_token = ""
-        self._lanes: list[str] = []
+        self._lanes: dict[str, float] = {}
         self._load: dict[str, int] = {}
         self._weights: dict[str, tuple[int, bool]] = {}
         self._lanes_until = 0.0
@@ -105,18 +109,21 @@ class TaskHost:
         now = self._clock.monotonic()
         if self.session and now >= self._deadline:
             self._lost()
+        pool_wants = self._pool.tick()
         try:
             if not self.session:
                 self._register(now)
             self._take_reports(now)
             if now >= self._renew_at:
                 self._renew(now)
-            if self._unsettled and now >= self._settle_at:
-                self._settle()
             self._feed()
+            if self._more and self._room() * 2 >= self._capacity:
+                self._look_at = 0.0  # the last claim left some behind: take them up in large parts
             if now >= self._look_at and not self.draining:
                 self._look(now)
                 self._feed()
+            if self._unsettled and now >= self._settle_at:
+                self._settle()
         except CommitUnknown:
             return 0.0  # every write of ours is repeated as it was
         except StoreError as exc:
@@ -124,7 +131,7 @@ class TaskHost:
             self._look_at = max(self._look_at, now + AGAIN)
             self._settle_at = now + AGAIN
             return AGAIN
-        upcoming = [self._deadline, self._renew_at]
+        upcoming = [self._deadline, self._renew_at, now + pool_wants]
         if not self.draining:
             upcoming.append(self._look_at)
         if self._unsettled:
@@ -168,6 +175,7 @@ class TaskHost:
         """The lease counts from before the request was sent, and is left a margin before its end."""
         s = self._settings
         self._deadline = sent + (s.lease_ms - s.margin_ms) / 1000
+        self._pool.lease(self._deadline)
         self._renew_at = sent + s.renew_ms / 1000
 
     def _renew(self, now: float) -> None:
@@ -218,13 +226,16 @@ class TaskHost:
     # -- claiming -----------------------------------------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        """Claim up to what is free. When there is nothing, look less often, and at the latest when the next waiting task is due."""
+        """Claim up to what is free, ends of attempts written with it. When there is nothing, look less often, and at the latest when the next waiting task is due."""
         s = self._settings
-        room = self._pool.free() + s.prefetch - len(self._buffer)
+        room = self._room()
+        self._capacity = max(self._capacity, room)
         if room <= 0 or not self.session:
             self._look_at = now + s.poll_ms / 1000
             return
-        claimed = self._claimed(now, room)
+        if now >= self._lanes_until:
+            self._survey(now)
+        claimed = self._claimed(room)
         if claimed is None:
             self._lost()
             return
@@ -232,11 +243,12 @@ class TaskHost:
             if row.id not in self._held:
                 self._held[row.id] = _Held(row)
                 self._buffer.append(row.id)
+        self._more = len(claimed.tasks) >= room
         if claimed.tasks:
-            self._pause = 0.05
-            self._look_at = now if len(claimed.tasks) >= room else now + self._pause
+            self._pause = FIRST_PAUSE
+            self._look_at = now + self._pause
             return
-        self._lanes_until = 0.0
+        self._lanes_until = min(self._lanes_until, now + self._pause)  # there may be lanes that are not known yet
         self._pause = min(self._pause * 2, s.poll_ms / 1000)
         self._look_at = now + self._pause
         if claimed.next_us is not None:
@@ -245,20 +257,39 @@ class TaskHost:
             if due <= 0:
                 self._db.run(lambda tx: claims.wake_due(tx, 100))
 
-    def _claimed(self, now: float, room: int) -> Claimed | None:
-        if now >= self._lanes_until:
-            self._lanes, self._load, self._weights = self._db.read(
-                lambda tx: (claims.ready_lanes(tx, self._settings.queues), claims.held_by_lane(tx), claims.lane_settings(tx))
-            )
-            self._lanes_until = now + LANES_FOR
-        parts = shares(self._lanes, self._load, self._weights, room)
-        if not self._claim:  # kept until it is answered: an unknown outcome is resolved by the same claim
-            self._claim, self._claim_token = self._ids.new("claim", 10), self._ids.new("token", 10)
-        free = self._pool.free() - len(self._buffer)
-        claimed = self._db.run(
-            lambda tx: claims.claim(tx, self.session, self._claim, self._claim_token, parts, self._settings.handlers, max(0, free))
+    def _room(self) -> int:
+        return self._pool.free() + self._settings.prefetch - len(self._buffer)
+
+    def _survey(self, now: float) -> None:
+        """Which lanes there are, how many of each are held, what is set of them. Good for a while: what changes meanwhile costs fairness a little, and no task."""
+        found, self._load, self._weights = self._db.read(
+            lambda tx: (claims.ready_lanes(tx, self._settings.queues), claims.held_by_lane(tx), claims.lane_settings(tx))
         )
+        for lane in found:
+            self._lanes.pop(lane, None)
+            self._lanes[lane] = now  # newest last
+        for lane in [lane for lane, seen in self._lanes.items() if now - seen > LANES_KEPT or len(self._lanes) > LANES_TRIED]:
+            if lane not in found:
+                del self._lanes[lane]
+        self._lanes_until = now + LANES_FOR
+
+    def _claimed(self, room: int) -> Claimed | None:
+        parts = shares(list(self._lanes), self._load, self._weights, room)
+        again = bool(self._claim)  # kept until it is answered: an unknown outcome is resolved by the same claim
+        if not again:
+            self._claim, self._claim_token = self._ids.new("claim", 10), self._ids.new("token", 10)
+        free = max(0, self._pool.free() - len(self._buffer))
+        batch = self._unsettled[:SETTLED_AT_ONCE]
+
+        def work(tx: Transaction) -> tuple[dict[str, Answer], Claimed | None]:
+            answers = settling.settle(tx, batch) if batch else {}
+            handlers = self._settings.handlers
+            return answers, claims.claim(tx, self.session, self._claim, self._claim_token, parts, handlers, free, again=again)
+
+        answers, claimed = self._db.run(work)
         self._claim = ""
+        self._note(answers)
+        del self._unsettled[: len(batch)]
         return claimed
 
     def _feed(self) -> None:
@@ -290,11 +321,10 @@ class TaskHost:
                     self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
                 continue
             del self._held[task]
-            if not self._unsettled:
-                bundled = held.row.effects is not Effects.EXTERNAL
-                self._settle_at = now + (self._settings.settle_ms / 1000 if bundled else 0.0)
-            if held.row.effects is Effects.EXTERNAL:
-                self._settle_at = now
+            if held.row.effects is Effects.EXTERNAL or not self._held:
+                self._settle_at = now  # nobody to be written with
+            elif not self._unsettled:
+                self._settle_at = now + self._settings.settle_ms / 1000
             chance = self._chance.uniform(0.0, 1.0)
             self._unsettled.append(
                 Settlement(task=task, fence=fence, token=held.row.token, outcome=outcome, submits=submits, chance=chance)
@@ -304,12 +334,8 @@ class TaskHost:
         """Write ends until none is left. A row that fails is written alone, so that it holds up no other."""
         while self._unsettled:
             batch = self._unsettled[:SETTLED_AT_ONCE]
-            self._note(self._settled(batch))
+            self._note(self._db.run(lambda tx, b=batch: settling.settle(tx, b)))  # type: ignore[misc]
             del self._unsettled[: len(batch)]
-            self._look_at = 0.0
-
-    def _settled(self, batch: Sequence[Settlement]) -> dict[str, Answer]:
-        return self._db.run(lambda tx: settling.settle(tx, batch))
 
     def _note(self, answers: dict[str, Answer]) -> None:
         for answer in answers.values():

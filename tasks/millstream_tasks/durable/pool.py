@@ -31,6 +31,14 @@ class Pool(Protocol):
         """Let its handler know that its end is asked for; killed after its grace."""
         ...
 
+    def lease(self, deadline: float) -> None:
+        """The session's lease holds until this instant of the monotonic clock."""
+        ...
+
+    def tick(self) -> float:
+        """Called at each step of the host; seconds until the pool wants it again."""
+        ...
+
     def kill(self, task: str, fence: int) -> None:
         """End it at once where the pool can; its report does not matter any more."""
         ...

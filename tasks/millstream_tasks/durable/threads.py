@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.outcomes import AnyOutcome, Unstarted
 from millstream_schema.durable.records import NewTask
-from millstream_schema.ports import Ids
+from millstream_schema.ports import Clock, Ids
 
 from .execution import execute
 from .handlers import HandlerRegistry
@@ -24,8 +24,10 @@ Report = Callable[[str, int, AnyOutcome, tuple[NewTask, ...]], None]
 class ThreadPool:
     """``slots`` threads, started with the first attempts."""
 
-    def __init__(self, registry: HandlerRegistry, ids: Ids, slots: int, report: Report) -> None:
+    def __init__(self, registry: HandlerRegistry, clock: Clock, ids: Ids, slots: int, report: Report) -> None:
         self._registry = registry
+        self._clock = clock
+        self._deadline = 0.0
         self._ids = ids
         self._slots = slots
         self._report = report
@@ -51,6 +53,14 @@ class ThreadPool:
         """A thread is not interrupted: its handler can see it at ``ctx.cancelled``, and its end is taken as it comes."""
         self._told.add((task, fence))
 
+    def lease(self, deadline: float) -> None:
+        """Nothing begins past it. A thread that runs cannot be ended with it: what it reports then is late."""
+        self._deadline = deadline
+
+    def tick(self) -> float:
+        """Nothing is judged here: a thread has no limit that could be enforced."""
+        return 1.0
+
     def kill(self, task: str, fence: int) -> None:
         """A thread cannot be killed: it is told, and what it reports is late."""
         self._told.add((task, fence))
@@ -63,8 +73,14 @@ class ThreadPool:
     def _work(self) -> None:
         while (attempt := self._waiting.get()) is not None:
             mine = (attempt.task.id, attempt.task.fence)
+            if self._clock.monotonic() >= self._deadline:
+                self._done(attempt, Unstarted(), ())
+                continue
             outcome, submits = execute(attempt.task, self._registry, self._ids, partial(self._told.__contains__, mine))
             self._told.discard(mine)
-            with self._lock:
-                self._busy -= 1
-            self._report(attempt.task.id, attempt.task.fence, outcome, submits)
+            self._done(attempt, outcome, submits)
+
+    def _done(self, attempt: Attempt, outcome: AnyOutcome, submits: tuple[NewTask, ...]) -> None:
+        with self._lock:
+            self._busy -= 1
+        self._report(attempt.task.id, attempt.task.fence, outcome, submits)

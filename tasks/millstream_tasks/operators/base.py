@@ -19,6 +19,12 @@ MAX_WATERMARK = (1 << 62) - 1
 MIN_WATERMARK = -(1 << 62)
 
 
+def restored_watermark(metas: list[dict[str, Json]]) -> int:
+    """The lowest watermark that the old subtasks' metas hold: what none of them had passed. Never +∞, which is no state."""
+    marks = [mark for meta in metas if isinstance(mark := meta.get("watermark", MIN_WATERMARK), int)]
+    return max(MIN_WATERMARK, min(min(marks, default=MIN_WATERMARK), MAX_WATERMARK - 1))
+
+
 class Batch:
     """Records that travel together. ``timestamps`` (UTC ms) is None until something assigns them."""
 

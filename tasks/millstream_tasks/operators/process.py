@@ -15,7 +15,7 @@ from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, OperatorError
 from millstream_schema.model import NAME, OperatorSpec
 
-from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Keyed
+from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Keyed, restored_watermark
 from .deadlines import Deadlines
 from .keyed_state import (
     NO_KEY,
@@ -313,9 +313,7 @@ class Process(Keyed):
         return {"watermark": self._finite, "lists": {name: held.get() for name, held in self._lists.items()}}
 
     def restore_meta(self, metas: list[dict[str, Json]], index: int, parallelism: int) -> None:
-        marks = [mark for m in metas if isinstance(mark := m.get("watermark", MIN_WATERMARK), int)]
-        self._finite = max(MIN_WATERMARK, min(min(marks, default=MIN_WATERMARK), MAX_WATERMARK - 1))
-        self._context.watermark = self._finite
+        self._finite = self._context.watermark = restored_watermark(metas)
         for name, held in self._lists.items():
             old = [items for m in metas if isinstance(lists := m.get("lists"), dict) and isinstance(items := lists.get(name), list)]
             held.redistribute(old, index, parallelism)

@@ -1,4 +1,7 @@
-"""Rolling keyed reduce and aggregate: each record updates its key's state and the new value goes on."""
+"""Rolling keyed reduce and aggregate: each record updates its key's state and the new value goes on.
+
+Driven by the chain. What must never happen here: a change that is not in the delta, a value that cannot be a key taken for one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""map, filter, flat_map, union and the assignment of event time."""
+"""map, filter, flat_map, union and the assignment of event time.
+
+Driven by the chain. What must never happen here: a record that loses its timestamp or gets another's, a watermark that goes back.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from millstream_schema.connectors import Json
 from millstream_schema.errors import OperatorError
 from millstream_schema.model import OperatorSpec
 
-from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Operator
+from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Operator, restored_watermark
 
 
 class Map(Operator):
@@ -115,5 +118,4 @@ class AssignTimestamps(Operator):
         return {"watermark": self.current}
 
     def restore_meta(self, metas: list[dict[str, Json]], index: int, parallelism: int) -> None:
-        marks = [m["watermark"] for m in metas]
-        self.current = min(marks) if marks else MIN_WATERMARK  # type: ignore[assignment, type-var]
+        self.current = restored_watermark(metas)

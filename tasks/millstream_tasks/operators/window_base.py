@@ -15,7 +15,7 @@ from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, OperatorError
 from millstream_schema.model import OperatorSpec
 
-from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Keyed
+from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Keyed, restored_watermark
 from .ownership import own
 
 
@@ -202,7 +202,5 @@ class Windowed(Keyed):
         return {} if self.processing else {"watermark": self._finite}
 
     def restore_meta(self, metas: list[dict[str, Json]], index: int, parallelism: int) -> None:
-        marks = [mark for m in metas if isinstance(mark := m.get("watermark", MIN_WATERMARK), int)]
-        lowest = min(marks, default=MIN_WATERMARK)
-        self.watermark = self._finite = max(MIN_WATERMARK, min(lowest, MAX_WATERMARK - 1))
+        self.watermark = self._finite = restored_watermark(metas)
         self._rebuild()

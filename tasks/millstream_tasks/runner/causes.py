@@ -1,6 +1,6 @@
 """Why an attempt ended, in one word: for metrics and for the restart budgets.
 
-Called by the runner when it fails. What must never happen here: an error of user code taken for one of the transport or the storage.
+Called by the runner and by whoever makes it, when they fail. What must never happen here: an error of user code taken for one of the transport or the storage.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from millstream_schema.errors import (
     CodecError,
     ConfigurationError,
     Fenced,
+    FingerprintMismatch,
     JobInvalid,
     OperatorError,
     RecordError,
@@ -19,10 +20,13 @@ from millstream_schema.errors import (
     SourceError,
     StorageError,
     StoreError,
+    UnknownFactory,
 )
 
 CAUSES: tuple[tuple[type[Exception], str], ...] = (
     (Fenced, "fenced"),
+    (FingerprintMismatch, "fingerprint"),
+    (UnknownFactory, "factory"),
     (JobInvalid, "invalid"),
     (ConfigurationError, "invalid"),
     (RestoreRefused, "restore"),

@@ -1,6 +1,6 @@
 """What a subtask runs in: the ports its shell hands it, and the signals that end it.
 
-The shells are a thread (embedded), a process (under a node) and the simulator.
+The shells are a thread (embedded), a process (under a node) and the simulator. What must never happen here: a port with a default.
 """
 
 from __future__ import annotations

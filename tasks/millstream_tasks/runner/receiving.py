@@ -13,7 +13,7 @@ from millstream_schema.envelope import Barrier, Envelope, Kind
 from millstream_schema.errors import CodecError
 
 from ..chain import Chain
-from ..operators.base import Batch
+from ..operators.base import MAX_WATERMARK, Batch
 from .inputs import InputChannel, idle, low_watermark
 from .outputs import Outputs
 
@@ -38,9 +38,17 @@ class Receiver:
         self._counters = counters
         self._barrier = barrier
         self._first = 0
+        if chain.assigner is not None:  # not fused with a source: each channel is to it what a split is there
+            chain.assigner.begin([str(i) for i in range(len(channels))])
 
     def turn(self) -> bool:
         """One bounded turn over the channels that are not held; whether there was anything. A held channel stops fetching."""
+        worked = self._take()
+        if worked:
+            self._chain.assign_watermark()
+        return worked
+
+    def _take(self) -> bool:
         worked = False
         n = len(self._channels)
         for i in range(n):
@@ -66,14 +74,18 @@ class Receiver:
         match envelope.kind:
             case Kind.RECORDS:
                 self._counters["records_in"] += len(payload.values)
+                if self._chain.assigner is not None:
+                    self._chain.assigner.select(str(index))
                 self._chain.push(Batch(payload.values, payload.timestamps))
             case Kind.BARRIER:
                 self._barrier(index, channel, payload)
             case Kind.WATERMARK:
                 channel.watermark = max(channel.watermark, payload)
+                self._hold(index, channel.watermark < MAX_WATERMARK)
                 self._merge_watermarks()
             case Kind.STATUS:
                 channel.idle = payload
+                self._hold(index, not channel.idle)
                 self._merge_watermarks()
             case Kind.END:
                 channel.end()
@@ -82,8 +94,14 @@ class Receiver:
                     f"channel {channel.channel.name()}: envelope {envelope.number} of kind {envelope.kind} has no place on a data channel"
                 )
 
+    def _hold(self, index: int, holds: bool) -> None:
+        """Whether a channel holds back the watermarks that are made here: not when it is idle or exhausted."""
+        assigner = self._chain.assigner
+        if assigner is not None and holds:
+            assigner.begin([str(index)])
+        elif assigner is not None:
+            assigner.finish(str(index))
+
     def _merge_watermarks(self) -> None:
         self._chain.advance(low_watermark(self._channels))
-        if self._chain.assigner is not None:
-            self._chain.assign_watermark()
         self._outputs.emit_status(idle(self._channels))

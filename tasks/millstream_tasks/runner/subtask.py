@@ -86,7 +86,7 @@ class SubtaskRunner:
         self._ended = False
         self._pending: Trigger | None = None
         self._durable = 0
-        self.counters: dict[str, int] = {"records_in": 0, "poison": 0, "snapshots": 0, "declined": 0}
+        self.counters: dict[str, int] = {"records_in": 0, "snapshots": 0, "declined": 0}
         self.longest_cut = 0.0
         self._pace = Pace(environment.clock)
         self.inputs: list[InputChannel] = []
@@ -389,7 +389,7 @@ class SubtaskRunner:
             "watermark": watermark,
             "late": sum(o.late for o in self.chain.operators) if self._ready else 0,
             "fenced": sum(c.fenced for c in self.inputs),
-            "dropped": sum(c.repeats for c in self.inputs),
+            "dropped": sum(c.repeats for c in self.inputs) + (self.alignment.dropped if runs else 0),
             "bytes_in": sum(c.bytes_in for c in self.inputs),
             "bytes_out": sum(c.bytes_out for c in self.outputs.channels) if self._ready else 0,
             "skipped": self.feed.driver.skipped if self.feed else 0,

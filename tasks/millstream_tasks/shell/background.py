@@ -1,4 +1,7 @@
-"""Background lanes of a subtask: one daemon thread each, started when first used."""
+"""Background lanes of a subtask: one daemon thread each, started when first used.
+
+Used by the thread and process shells. What must never happen here: work whose end, however it came, is not told to whoever handed it in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The loop that drives one :class:`SubtaskRunner` on one thread until it is over."""
+"""The loop that drives one :class:`SubtaskRunner` on one thread until it is over.
+
+Called by the thread and process shells. What must never happen here: an error that ends the loop without a report to the node.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from collections.abc import Callable
 
 from millstream_schema.channels import Transport
 from millstream_schema.control import Deployment, Failed
-from millstream_schema.errors import FingerprintMismatch, JobInvalid, MillstreamError, UnknownFactory
 from millstream_schema.model import Override
 from millstream_schema.pipeline import FactoryRegistry, rebuilt
 
+from ..runner.causes import cause_of
 from ..runner.environment import Environment, LeaseExpired
 from ..runner.subtask import SubtaskRunner
 
@@ -22,17 +25,9 @@ def make_runner(registry: FactoryRegistry, deployment: Deployment, environment: 
             registry, deployment.factory, deployment.config, deployment.parallelism, overrides, deployment.plan_fingerprint
         )
     except Exception as exc:
-        environment.report(Failed(_cause(exc), f"{type(exc).__name__}: {exc}"))
+        environment.report(Failed(cause_of(exc), f"{type(exc).__name__}: {exc}"))
         return None
     return SubtaskRunner(deployment, pipeline, model, plan, environment)
-
-
-def _cause(exc: Exception) -> str:
-    if isinstance(exc, FingerprintMismatch):
-        return "fingerprint"
-    if isinstance(exc, UnknownFactory):
-        return "factory"
-    return "invalid" if isinstance(exc, JobInvalid) else "error"
 
 
 def drive(runner: SubtaskRunner, transport: Transport, stopped: Callable[[], bool]) -> None:
@@ -43,11 +38,7 @@ def drive(runner: SubtaskRunner, transport: Transport, stopped: Callable[[], boo
             wait = runner.step()
             if wait > 0.0 and not runner.over:
                 transport.wait(wait)
-    except LeaseExpired as exc:
-        runner.fail(exc)
-    except (MillstreamError, OSError) as exc:
-        runner.fail(exc)
-    except Exception as exc:  # a defect, ours or a connector's: the attempt fails and says so
+    except (Exception, LeaseExpired) as exc:  # a defect, ours or a connector's, too: the attempt fails and says so
         runner.fail(exc)
     finally:
         runner.close()

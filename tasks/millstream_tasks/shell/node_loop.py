@@ -1,4 +1,7 @@
-"""The loop that drives a :class:`Node` on one thread."""
+"""The loop that drives a :class:`Node` on one thread.
+
+Run by embedded mode and by node processes. What must never happen here: a step that fails and takes the loop, and with it the lease, along.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Subtasks as processes under a node, with spares kept warm so that a recovery does not wait for imports."""
+"""Subtasks as processes under a node, with spares kept warm so that a recovery does not wait for imports.
+
+Used by node processes. What must never happen here: a node that waits for a child, a child that outlives its pipe.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Subtasks as threads of this process: embedded mode."""
+"""Subtasks as threads of this process: embedded mode.
+
+Used by the embedded cluster's node. What must never happen here: a thread that ends without a word to the node, or one that was killed and still reports.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from millstream_schema.connectors import SnapshotStorage
-from millstream_schema.control import Deployment, Lease, NodeMessage, Stop, SubtaskMessage
+from millstream_schema.control import Deployment, Failed, Lease, NodeMessage, Stop, SubtaskMessage
 from millstream_schema.pipeline import FactoryRegistry
 from millstream_schema.ports import Clock
 
@@ -35,7 +38,11 @@ class ThreadChild:
     def _main(self) -> None:
         launcher = self._launcher
         background = ThreadBackground(f"subtask-{self._deployment.subtask}")
-        storage = launcher.storage(self._deployment.settings.checkpoints)
+        try:
+            storage = launcher.storage(self._deployment.settings.checkpoints)
+        except Exception as exc:
+            self._report(Failed("start", f"{type(exc).__name__}: {exc}"))
+            return
         environment = Environment(
             self._transport, storage, launcher.clock, background, self._report, yield_thread, "memory", not launcher.encode
         )

@@ -1,4 +1,7 @@
-"""Frames on the pipe between a node and a subtask process: a length, then msgpack."""
+"""Frames on the pipe between a node and a subtask process: a length, then msgpack.
+
+Used at both ends. What must never happen here: a frame that is taken for whole because its rest is late.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from millstream_schema.connectors import ConnectorContext, Json, PoisonPolicy, Read, SourceCapability, Split
-from millstream_schema.errors import ConfigurationError, SourceError
+from millstream_schema.errors import ConfigurationError, SourceError, SourceUnavailable
 from millstream_tasks.sources.broker_urls import BrokerUrl
 from millstream_tasks.sources.memory import qualified_name
 from millstream_tasks.sources.outage import Outage, negative_problems
@@ -124,6 +124,12 @@ class RedisStreamSource:
             return [key.decode() for key in client.scan_iter(match=pattern, count=1000, _type="stream")]
         except UnicodeDecodeError as error:
             raise SourceError(f"a stream that matches {pattern!r} has a key that is not UTF-8: {error.object!r}") from error
+        except redis.AuthenticationError as error:
+            raise SourceError(f"Redis refuses the login for streams that match {pattern!r}: {error}") from error
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            raise SourceUnavailable(
+                f"streams that match {pattern!r} cannot be listed, {self._url.redacted()} is not reached: {error}"
+            ) from error
         except redis.RedisError as error:
             raise SourceError(f"streams that match {pattern!r} cannot be listed: {error}") from error
         finally:

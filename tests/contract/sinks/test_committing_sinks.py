@@ -175,6 +175,26 @@ def test_an_older_generation_can_neither_open_stage_seal_nor_commit(world: Any, 
     assert world.visible() == [9]
 
 
+@pytest.mark.parametrize("held", ["buffered", "staged", "sealed"])
+def test_t49_a_fenced_writer_closes_quietly_and_leaves_nothing_that_counts(world: Any, sealed: Any, held: str) -> None:
+    """Whatever it held when a newer generation came in: closing raises nothing, twice neither; its successor cleans up and goes on."""
+    zombie = world.open()
+    zombie.write(records(1), None)
+    if held != "buffered":
+        zombie.flush()
+    if held == "sealed":
+        zombie.prepare_commit(1)
+        zombie.write(records(2), None)
+    successor = world.open(generation=2)
+    zombie.close()
+    zombie.close()
+    assert world.visible() == []
+    successor.clean([])
+    assert world.staged() == 0
+    assert successor.commit(sealed(successor, 2, 7)).result is COMMITTED
+    assert world.visible() == [7]
+
+
 def test_opening_the_same_generation_again_or_from_many_subtasks_is_no_conflict(world: Any) -> None:
     """The fence shuts out older generations, not fellow subtasks; all may open at once."""
     sink, failures = world.sink(), []

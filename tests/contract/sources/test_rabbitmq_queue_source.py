@@ -61,7 +61,7 @@ STEP = st.sampled_from(["publish", "publish", "repeat", "deliver", "emit", "emit
 @given(st.lists(STEP, max_size=60), st.integers(1, 6))
 def test_whatever_is_lost_each_id_counts_once_and_no_ack_is_early(steps: list[str], prefetch: int) -> None:
     """Property: under any order of deliveries, cuts, aborts, lost connections and crashes, what durable epochs hold is every id exactly
-    once, in the end all are acknowledged, and never one whose epoch is not durable."""
+    once, in the end all are acknowledged, and never one whose epoch is not durable (T-65)."""
     queue, ledger = FakeQueue(), Ledger(HOUR_MS)
     published: list[str] = []
     pending: list[str] = []
@@ -253,7 +253,7 @@ def test_a_crash_at_any_point_loses_nothing_and_repeats_nothing(rabbit: Rabbit) 
 
 @pytest.mark.rabbitmq
 def test_nothing_is_acknowledged_before_its_epoch_is_durable(rabbit: Rabbit) -> None:
-    """Property: taken, sealed and aborted messages stay in the queue; a later durable epoch subsumes the aborted one."""
+    """Property: taken, sealed and aborted messages stay in the queue; a later durable epoch subsumes the aborted one (T-65)."""
     rabbit.publish(*range(4))
     reader = rabbit.open()
     assert take(reader, 2) == [0, 1]
@@ -335,7 +335,7 @@ def test_a_second_reader_waits_for_the_first_to_go(rabbit: Rabbit) -> None:
 
 @pytest.mark.rabbitmq
 def test_poison_and_missing_ids_follow_the_policy(rabbit: Rabbit) -> None:
-    """Property: each poison message is reported once, acknowledged with its epoch; fail hands out what came before."""
+    """Property: each poison message is reported once, acknowledged with its epoch; fail hands out what came before (T-59)."""
 
     def put() -> None:
         rabbit.publish(1)

@@ -178,7 +178,7 @@ def test_a_stream_that_appears_later_is_read_from_its_beginning(streams: Streams
 
 @pytest.mark.redis
 def test_poison_follows_the_policy_and_the_cursor_stays_exact(streams: Streams) -> None:
-    """Property: skip counts, dead-letter names the entry, fail hands out what came before and stays in front of it."""
+    """Property: skip counts, dead-letter names the entry, fail hands out what came before and stays in front of it (T-59)."""
     streams.add(1)
     streams.client.xadd(streams.key, {"n": b"\xff"}, id="2-1")
     streams.add(3)

@@ -88,7 +88,7 @@ def register(db: Database, node: str, slots: int = 4, lease: int = LEASE) -> Non
 
 
 def test_c1_a_node_is_active_while_its_lease_holds(db: Database) -> None:
-    """By the database's clock; one that let it expire cannot renew and is not among the living."""
+    """T-10: by the database's clock; one that let it expire cannot renew and is not among the living."""
     register(db, "n1")
     register(db, "n2", lease=GONE)
     assert [n.id for n in db.read(registry.active_nodes)] == ["n1"]

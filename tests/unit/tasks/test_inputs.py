@@ -51,11 +51,13 @@ def test_t57_repeats_are_dropped_and_counted() -> None:
     assert taken == [1, 2, 3, 4] and one.repeats == 4
 
 
+@pytest.mark.parametrize("last", [Kind.WATERMARK, Kind.RECORDS, Kind.BARRIER, Kind.END], ids=lambda k: k.name)
 @pytest.mark.parametrize("numbers", [(2,), (1, 3), (1, 2, 4)])
-def test_t56_t58_a_gap_breaks_the_channel(numbers: tuple[int, ...]) -> None:
-    """What is lost is noticed at the next envelope, and both numbers are named."""
+def test_t56_t58_a_gap_breaks_the_channel(numbers: tuple[int, ...], last: Kind) -> None:
+    """What is lost is noticed at the next envelope, a barrier too, and both numbers are named."""
     one, wire = channel()
-    wire.frames.extend(frame(n) for n in numbers)
+    wire.frames.extend(frame(n) for n in numbers[:-1])
+    wire.frames.append(frame(numbers[-1], kind=last))
     with pytest.raises(ChannelBroken, match=f"envelope {numbers[-1]} after {len(numbers) - 1}"):
         for _ in numbers:
             one.take()

@@ -1,0 +1,181 @@
+"""A worker's task process: claims durable tasks, has them run by handler processes, settles them. Kept by a Celery worker's step, or started by hand.
+
+Beside it works a coordinator, while it holds the lease. It ends when its standard input ends, so that it never outlives who started it. What must never happen here: a handler of a
+user's in this process; work that waits for the broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from typing import Any
+
+import structlog
+
+from millstream_coordinator.coordinator import Coordinator
+from millstream_coordinator.loop import CoordinatorLoop
+from millstream_coordinator.task_sweep import TaskSweep
+from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.records import NewTask
+from millstream_schema.errors import MillstreamError
+from millstream_schema.hints import NoHints
+from millstream_schema.ports import SystemChance, SystemClock, SystemIds
+from millstream_schema.store.database import Database
+from millstream_schema.store.migrate import check_schema
+from millstream_tasks.durable.frames import TaskBoot
+from millstream_tasks.durable.handlers import HandlerRegistry
+from millstream_tasks.durable.host import HostSettings, TaskHost
+from millstream_tasks.durable.processes import ProcessPool
+from millstream_tasks.opening import open_storage
+from millstream_tasks.task_main import load_handlers
+
+from .installation import Installation
+from .lifetime import ended_with_signals, ended_with_stdin
+from .logs import log_through_celery, log_to_stderr
+from .messages import TaskMessages
+from .node_process import celery_application
+
+log = structlog.get_logger("millstream.task_process")  # not __name__: this module is run as __main__
+DRAIN_SECONDS = 20.0
+"""How long a shut-down waits for what runs, before it is ended by its declared effects; below the platform's kill."""
+
+
+def queues_of(registry: HandlerRegistry, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Queues to serve: those given, else those of the handlers."""
+    return given or tuple(sorted({registry.get(n).spec.queue for n in registry.names()}))
+
+
+class TaskProcess:
+    """Wires a host, its handler processes and a coordinator to an installation, and runs until stopped."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        registry: HandlerRegistry,
+        *,
+        handlers: str,
+        celery: str,
+        name: str,
+        processes: int,
+        queues: tuple[str, ...],
+        drain: float = DRAIN_SECONDS,
+        messages: TaskMessages | None = None,
+    ) -> None:
+        self._drain = drain
+        self._messages = messages
+        self._queues = queues_of(registry, queues)
+        clock, ids, chance, i = SystemClock(), SystemIds(), SystemChance(), installation
+        self._clock = clock
+        self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
+        check_schema(self._database)
+        self._database.check_durability()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        boot = TaskBoot(handlers, celery, max(100, i.lease_ms // 10))
+        self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set)
+        settings = HostSettings(
+            name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
+            poll_ms=i.poll_ms, prefetch=processes * 16,
+        )  # fmt: skip
+        self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings)
+        coordinator = Coordinator(
+            self._database, NoHints(), clock, chance, lambda url: open_storage(url or i.checkpoints), f"{ids.new('coordinator')}-{os.getpid()}",
+            i.lease_ms, i.poll_ms / 1000, TaskSweep(self._database, clock, chance, i.lease_ms, i.lease_ms // 10),
+        )  # fmt: skip
+        self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
+
+    def run(self) -> None:
+        """Until :meth:`stop`, then until what runs has ended or the drain's time is over."""
+        thread = threading.Thread(target=self._coordinator.run, name="millstream-coordinator", daemon=True)
+        thread.start()
+        if self._messages is not None:
+            self._messages.listen(self._queues, self.woken)
+        log.info("task process started", queues=self._queues, pid=os.getpid())
+        parent = os.getppid()
+        try:
+            while not self._stopping.is_set() and os.getppid() == parent:
+                self._step()
+            self._end()
+        finally:
+            self._coordinator.stop()
+            thread.join(5)
+            self._pool.close()
+            if self._messages is not None:
+                self._messages.close()
+            self._database.close()
+
+    def stop(self) -> None:
+        """Thread-safe and signal-safe."""
+        self._stopping.set()
+        self._wake.set()
+
+    def woken(self) -> None:
+        """There may be work. Thread-safe."""
+        self._host.wake()
+        self._wake.set()
+
+    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...]) -> None:
+        self._host.ended(task, fence, outcome, submits)
+
+    def _step(self) -> None:
+        """A failing step is logged and tried again: the loop never dies silently."""
+        try:
+            wait = self._host.step()
+        except Exception:
+            log.exception("a step of the task host failed; it is tried again")
+            wait = 1.0
+        if wait > 0:
+            self._wake.wait(min(wait, 1.0))
+        self._wake.clear()
+
+    def _end(self) -> None:
+        """Give back at once what has not begun; wait for the rest, the lease renewed meanwhile; then end it by its declared effects."""
+        host = self._host
+        host.drain()
+        deadline = self._clock.monotonic() + self._drain
+        while host.holding and self._clock.monotonic() < deadline:
+            self._step()
+        host.abandon("its worker shut down")
+        deadline = self._clock.monotonic() + 2.0
+        while host.holding and self._clock.monotonic() < deadline:
+            self._step()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """``python -m millstream.task_process``: what a supervisor starts. The installation comes from the environment: a URL may hold a password."""
+    parser = argparse.ArgumentParser(prog="millstream task process")
+    parser.add_argument("--handlers", required=True, help="module:attribute of the Handlers object")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--queue", action="append", default=[])
+    parser.add_argument("--drain", type=float, default=DRAIN_SECONDS)
+    parser.add_argument("--celery", default="", help="module:attribute of the Celery application whose broker carries wake-ups")
+    args = parser.parse_args(argv)
+    log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
+    app: Any = None
+    try:
+        if args.celery:
+            app = celery_application(args.celery)
+            log_through_celery(app, args.name, os.environ)
+        installation = Installation.from_environment(os.environ)
+        registry = load_handlers(args.handlers)
+        process = TaskProcess(
+            installation, registry, handlers=args.handlers, celery=args.celery, name=args.name, processes=args.processes, queues=tuple(args.queue),
+            drain=args.drain, messages=None if app is None else TaskMessages(app, installation.prefix),
+        )  # fmt: skip
+        ended_with_signals(process.stop)
+        ended_with_stdin(process.stop)
+        process.run()
+    except MillstreamError as exc:  # whoever keeps this process reads its last line
+        if app is None:
+            sys.stderr.write(f"millstream: {exc}\n")
+        else:
+            log.error(str(exc))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""A process that runs handlers of durable tasks, one at a time. Started by a worker's task process.
+
+The main thread runs handlers, where Python delivers signals and most libraries expect to be; a control thread reads the pipe, another one beats. At end of file (the worker died)
+or past the lease the process ends at once, whatever the handler is doing. What must never happen here: a handler that outlives its worker's lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from functools import partial
+
+import msgspec
+
+from millstream_schema.errors import ConfigurationError
+from millstream_schema.ports import SystemClock, SystemIds
+
+from .durable.execution import execute
+from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Until, decode_boot, decode_to_child, encode
+from .durable.handlers import HandlerRegistry
+from .shell.wire import pack, receive
+
+EXIT_LOST_WORKER = 3
+EXIT_LEASE = 4
+
+
+class Pipe:
+    """The child's end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, frame: msgspec.Struct) -> None:
+        try:
+            with self._lock:
+                self._sock.sendall(pack(encode(frame)))
+        except OSError:
+            os._exit(EXIT_LOST_WORKER)
+
+    def receive(self) -> bytes | None:
+        return receive(self._sock)
+
+
+def load_handlers(target: str) -> HandlerRegistry:
+    """The registry of ``module:attribute``, as the worker's own configuration named it. Raises ConfigurationError."""
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute or "handlers")
+    except (ImportError, AttributeError) as exc:
+        raise ConfigurationError(f"handlers {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+    registry = getattr(found, "registry", found)
+    if not isinstance(registry, HandlerRegistry):
+        raise ConfigurationError(f"{target!r} is not a Handlers object")
+    return registry
+
+
+class Control:
+    """What the worker has said: attempts to run, ends asked for, how long the lease holds."""
+
+    def __init__(self, pipe: Pipe, clock: SystemClock, beat: float) -> None:
+        self._pipe = pipe
+        self._clock = clock
+        self._beat = beat
+        self._told: set[tuple[str, int]] = set()
+        self._deadline = 0.0
+        self._busy = threading.Event()
+        self.runs: queue.SimpleQueue[Run] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        for name, target in (("control", self._listen), ("beat", self._beating)):
+            threading.Thread(target=target, name=name, daemon=True).start()
+
+    def asked(self, task: str, fence: int) -> bool:
+        return (task, fence) in self._told
+
+    def busy(self, run: Run) -> None:
+        self._busy.set()
+
+    def idle(self, run: Run) -> None:
+        self._busy.clear()
+        self._told.discard((run.task.id, run.task.fence))
+
+    def _listen(self) -> None:
+        while (data := self._pipe.receive()) is not None:
+            match decode_to_child(data):
+                case Run() as run:
+                    self.runs.put(run)
+                case EndAsked(task=task, fence=fence):
+                    self._told.add((task, fence))
+                case Until(deadline=deadline):
+                    self._deadline = deadline
+        os._exit(EXIT_LOST_WORKER)
+
+    def _beating(self) -> None:
+        """Beats while a handler runs; the lease is judged here, too."""
+        pause = threading.Event()
+        while True:
+            self._busy.wait()
+            self._pipe.send(Beat())
+            pause.wait(self._beat)
+            if self._busy.is_set() and self._deadline and self._clock.monotonic() >= self._deadline:
+                os._exit(EXIT_LEASE)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="A Millstream handler process; started by a worker, not by hand.")
+    parser.add_argument("--fd", type=int, required=True)
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = Pipe(socket.socket(fileno=args.fd))
+    data = pipe.receive()
+    if data is None:
+        return EXIT_LOST_WORKER
+    boot = decode_boot(data)
+    try:
+        if boot.celery:
+            importlib.import_module(boot.celery.partition(":")[0])
+        registry = load_handlers(boot.handlers)
+    except Exception as exc:
+        pipe.send(Ready(f"{type(exc).__name__}: {exc}"))
+        return 1
+    ids = SystemIds()
+    control = Control(pipe, SystemClock(), boot.beat_ms / 1000)
+    control.start()
+    pipe.send(Ready())
+    while True:
+        run = control.runs.get()
+        task = run.task
+        control.busy(run)
+        pipe.send(Began(task.id, task.fence))
+        outcome, submits = execute(task, registry, ids, partial(control.asked, task.id, task.fence))
+        control.idle(run)
+        pipe.send(Ended(task.id, task.fence, outcome, submits))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
