@@ -38,6 +38,8 @@ from .messages import TaskMessages
 from .node_process import celery_application
 
 log = structlog.get_logger("millstream.task_process")  # not __name__: this module is run as __main__
+PREFETCH = 200
+"""Tasks claimed ahead for each handler process, at most; only short ones are."""
 DRAIN_SECONDS = 20.0
 """How long a shut-down waits for what runs, before it is ended by its declared effects; below the platform's kill."""
 
@@ -77,11 +79,13 @@ class TaskProcess:
         self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set)
         settings = HostSettings(
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
-            poll_ms=i.poll_ms, prefetch=processes * 16,
+            poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH,
         )  # fmt: skip
         self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings)
         coordinator = Coordinator(
-            self._database, NoHints(), clock, chance, lambda url: open_storage(url or i.checkpoints), f"{ids.new('coordinator')}-{os.getpid()}",
+            self._database, NoHints(), clock, chance,
+            lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
+            f"{ids.new('coordinator')}-{os.getpid()}",
             i.lease_ms, i.poll_ms / 1000, TaskSweep(self._database, clock, chance, i.lease_ms, i.lease_ms // 10),
         )  # fmt: skip
         self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
@@ -116,8 +120,8 @@ class TaskProcess:
         self._host.wake()
         self._wake.set()
 
-    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...]) -> None:
-        self._host.ended(task, fence, outcome, submits)
+    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
+        self._host.ended(task, fence, outcome, submits, seconds)
 
     def _step(self) -> None:
         """A failing step is logged and tried again: the loop never dies silently."""

@@ -68,12 +68,14 @@ class TaskWorker:
         self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended)
         settings = HostSettings(
             name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,
-            margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, prefetch=self._slots,
+            margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, slots=self._slots, prefetch=self._slots * 50,
         )  # fmt: skip
         self._host = TaskHost(self.database, self._pool, clock, ids, chance, settings)
         sweep = TaskSweep(self.database, clock, chance, inst.lease_ms, inst.lease_ms // 10)
         coordinator = Coordinator(
-            self.database, NoHints(), clock, chance, lambda url: open_storage(url or inst.checkpoints), ids.new("coordinator"), inst.lease_ms,
+            self.database, NoHints(), clock, chance,
+            lambda url: open_storage(url or inst.checkpoints, inst.idle_in_transaction_ms / 1000),
+            ids.new("coordinator"), inst.lease_ms,
             inst.poll_ms / 1000, sweep,
         )  # fmt: skip
         self._coordinator = CoordinatorLoop(coordinator, inst.poll_ms / 1000)
@@ -101,8 +103,8 @@ class TaskWorker:
         self._host.wake()
         self._wake.set()
 
-    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...]) -> None:
-        self._host.ended(task, fence, outcome, submits)
+    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
+        self._host.ended(task, fence, outcome, submits, seconds)
         self._wake.set()
 
     def _serve(self) -> None:

@@ -40,8 +40,9 @@ from .installation import Installation
 T = TypeVar("T")
 _REPEATS = 5
 """How often a transaction whose answer was lost is executed again."""
-_POLL_SECONDS = 0.002
-_SLOWEST_POLL = 1.0
+_QUICKEST_POLL, _SLOWEST_POLL = 0.001, 1.0
+_POLL_PART = 0.15
+"""Seconds between two looks while waiting: this part of the time waited so far, within the bounds."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,8 +206,7 @@ class Tasks:
 
     def wait(self, task: str, timeout: float) -> Any:
         """Wait until it ended; its result. Raises TaskFailed (also for one in review), TimeoutError, TaskNotFound."""
-        limit = self._clock.monotonic() + timeout
-        pause = _POLL_SECONDS
+        began = self._clock.monotonic()
         while True:
             self._changed.clear()
             row = self.get(task)
@@ -214,11 +214,11 @@ class Tasks:
                 return decode_result(row.result)
             if row.state.settled or row.state is TaskState.UNKNOWN:
                 raise TaskFailed(row.id, row.state, row.cause, row.reason)
-            left = limit - self._clock.monotonic()
+            waited = self._clock.monotonic() - began
+            left = timeout - waited
             if left <= 0:
                 raise TimeoutError(f"task {task} is {row.state} after {timeout} s: {self.why(task)}")
-            self._changed.wait(min(pause, left))
-            pause = min(pause * 1.5, _SLOWEST_POLL)
+            self._changed.wait(min(max(waited * _POLL_PART, _QUICKEST_POLL), _SLOWEST_POLL, left))
 
     def why(self, task: str) -> str:
         """One line: why it is not running."""

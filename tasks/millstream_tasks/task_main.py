@@ -70,7 +70,7 @@ class Control:
         self._beat = beat
         self._told: set[tuple[str, int]] = set()
         self._deadline = 0.0
-        self._busy = threading.Event()
+        self._busy = False
         self.runs: queue.SimpleQueue[Run] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -81,10 +81,10 @@ class Control:
         return (task, fence) in self._told
 
     def busy(self, run: Run) -> None:
-        self._busy.set()
+        self._busy = True
 
     def idle(self, run: Run) -> None:
-        self._busy.clear()
+        self._busy = False
         self._told.discard((run.task.id, run.task.fence))
 
     def _listen(self) -> None:
@@ -100,12 +100,11 @@ class Control:
 
     def _beating(self) -> None:
         """Beats while a handler runs; the lease is judged here, too."""
-        pause = threading.Event()
-        while True:
-            self._busy.wait()
-            self._pipe.send(Beat())
-            pause.wait(self._beat)
-            if self._busy.is_set() and self._deadline and self._clock.monotonic() >= self._deadline:
+        pause = threading.Event()  # never set: whoever waited for a handler to begin would contend with it for the interpreter
+        while not pause.wait(self._beat):
+            if self._busy:
+                self._pipe.send(Beat())
+            if self._busy and self._deadline and self._clock.monotonic() >= self._deadline:
                 os._exit(EXIT_LEASE)
 
 
@@ -126,18 +125,20 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as exc:
         pipe.send(Ready(f"{type(exc).__name__}: {exc}"))
         return 1
-    ids = SystemIds()
-    control = Control(pipe, SystemClock(), boot.beat_ms / 1000)
+    ids, clock = SystemIds(), SystemClock()
+    control = Control(pipe, clock, boot.beat_ms / 1000)
     control.start()
+    sys.setswitchinterval(0.001)  # the control thread shall hear of a cancel soon
     pipe.send(Ready())
     while True:
         run = control.runs.get()
         task = run.task
         control.busy(run)
         pipe.send(Began(task.id, task.fence))
+        began = clock.monotonic()
         outcome, submits = execute(task, registry, ids, partial(control.asked, task.id, task.fence))
         control.idle(run)
-        pipe.send(Ended(task.id, task.fence, outcome, submits))
+        pipe.send(Ended(task.id, task.fence, outcome, submits, clock.monotonic() - began))
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class SimPool:
         ran.ended = worker.sim.world.now
         outcome = self._outcome(task, script)
         ran.reported = type(outcome).__name__
-        worker.host.ended(task.id, task.fence, outcome)
+        worker.host.ended(task.id, task.fence, outcome, (), ran.ended - ran.began)
         worker.poke()
 
     def _outcome(self, task: TaskRow, script: Script) -> AnyOutcome:
@@ -140,7 +140,15 @@ class SimWorker:
         sim = self.sim
         self.pool = SimPool(self, self.slots)
         settings = HostSettings(
-            name=self.name, queues=QUEUES, handlers=HANDLERS, lease_ms=LEASE_MS, margin_ms=MARGIN_MS, renew_ms=800, poll_ms=500, prefetch=2
+            name=self.name,
+            queues=QUEUES,
+            handlers=HANDLERS,
+            lease_ms=LEASE_MS,
+            margin_ms=MARGIN_MS,
+            renew_ms=800,
+            poll_ms=500,
+            slots=self.slots,
+            prefetch=2,
         )
         host = self.host = TaskHost(sim.database, self.pool, SimClock(sim.world), sim.ids, SimChance(sim.world), settings)
         sim.world.at(sim.world.rng.random() * 0.3, lambda: self._step(host))

@@ -17,6 +17,7 @@ from ..durable.records import Policy, TaskRow
 from ..durable.states import Effects, TaskState
 from ..states import NodeState
 from . import permits
+from .columns import not_empty
 from .database import Query, Transaction
 from .rows import to
 from .tables import Tables
@@ -62,7 +63,9 @@ _CANDIDATES = Query(_candidates)
 _GIVE = Query(_give)
 _OF_CLAIM = Query(
     lambda t: (
-        sa.select(t.task).where(t.task.c.session == sa.bindparam("session"), t.task.c.claim == sa.bindparam("claim")).order_by(t.task.c.id)
+        sa.select(t.task)
+        .where(t.task.c.session == sa.bindparam("session"), not_empty(t.task.c.session), t.task.c.claim == sa.bindparam("claim"))
+        .order_by(t.task.c.rank, t.task.c.id)
     )
 )
 _NEXT_LANE = Query(lambda t: sa.select(sa.func.min(t.task.c.ready_lane).label("lane")).where(t.task.c.ready_lane > sa.bindparam("after")))
@@ -70,7 +73,7 @@ _NEXT_WAKE = Query(lambda t: sa.select(sa.func.min(t.task.c.wake_us).label("next
 _RUNNING = Query(
     lambda t: (
         sa.select(t.task.c.namespace, t.task.c.queue, sa.func.count().label("n"))
-        .where(t.task.c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), t.task.c.session > "")
+        .where(t.task.c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), not_empty(t.task.c.session))
         .group_by(t.task.c.namespace, t.task.c.queue)
     )
 )
@@ -186,7 +189,7 @@ def _granted(tx: Transaction, permit_id: str, tasks: list[TaskRow]) -> list[Task
     room = 0 if permit.paused else permit.capacity - permit.held
     waiting = [t for t in tasks if not t.permit_held]
     if any(t.ordered for t in waiting) and room > 0:
-        first = permits.first_in_line(tx, permit.namespace, permit.key, room + len(kept))
+        first = permits.first_in_line(tx, permit.namespace, permit.key, room)
         waiting = [t for t in waiting if t.id in first or not t.ordered]
     given = waiting[: max(0, room)]
     refused = [t.id for t in tasks if not t.permit_held and t not in given]

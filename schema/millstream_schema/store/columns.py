@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, LargeBinary, String, Text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ColumnElement, LargeBinary, String, Text, literal_column
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
@@ -37,3 +37,8 @@ def one_of(column: str, values: Iterable[str], name: str) -> CheckConstraint:
 def big(name: str, *, null: bool = False, default: int | None = 0) -> Column[int]:
     """A 64-bit integer: times, sizes, counters."""
     return Column(name, BigInteger, nullable=null, default=None if null else default)
+
+
+def not_empty(column: ColumnElement[str]) -> ColumnElement[bool]:
+    """The condition of an index that holds only rows with this column, written as the index has it: no parameter, so that a planner can tell that it applies."""
+    return column != literal_column("''")

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from ..durable.records import PermitRow
 from ..durable.states import TaskState
+from .columns import not_empty
 from .database import Query, Transaction
 from .rows import to
 
@@ -52,10 +53,10 @@ def park(tx: Transaction, permit: str, tasks: list[str]) -> None:
 
 
 def first_in_line(tx: Transaction, namespace: str, key: str, limit: int) -> list[str]:
-    """The first tasks that could have the permit, parked or not, in whatever queue: for those that keep their order."""
+    """The first tasks that wait for the permit, parked or not, in whatever queue: for those that keep their order."""
     t = tx.t.task
-    statement = sa.select(t.c.id).where(t.c.namespace == namespace, t.c.permit == key, t.c.state == TaskState.READY)
-    return [r["id"] for r in tx.rows(statement.order_by(t.c.rank, t.c.id).limit(limit))]
+    waiting = [t.c.namespace == namespace, t.c.permit == key, not_empty(t.c.permit), t.c.state == TaskState.READY, t.c.permit_held == 0]
+    return [r["id"] for r in tx.rows(sa.select(t.c.id).where(*waiting).order_by(t.c.rank, t.c.id).limit(limit))]
 
 
 def release(tx: Transaction, permit: str) -> None:

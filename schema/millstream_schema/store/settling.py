@@ -13,10 +13,11 @@ import msgspec
 import sqlalchemy as sa
 
 from ..durable.decisions import Decision, on_cancel, on_end
-from ..durable.outcomes import AnyOutcome, Lost, Succeeded, Unstarted
+from ..durable.outcomes import AnyOutcome, Lost, Succeeded, Unfit, Unstarted
 from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
+from .columns import not_empty
 from .database import Query, Transaction
 from .rows import to
 from .tables import Tables
@@ -35,6 +36,9 @@ class Answer(enum.StrEnum):
     """There is no such task."""
 
 
+_BEST = list(Answer)
+
+
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one attempt, as its worker reports it. ``submits``: tasks it asked for, which come in with it or not at all."""
 
@@ -48,13 +52,15 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
 def _succeed(t: Tables) -> sa.Update:
     c = t.task.c
+    folded = c.state == TaskState.DISPATCHED  # held ahead, and begun without a write of its own
     values = {
+        "starts": sa.case((folded, c.starts + 1), else_=c.starts), "started_us": sa.case((folded, c.claimed_us), else_=c.started_us),
         "state": TaskState.SUCCEEDED, "cause": "", "reason": "", "session": "", "result": sa.bindparam("value"), "settled_us": sa.bindparam("now"),
         "changed_us": sa.bindparam("now"), "rev": c.rev + 1,
     }  # fmt: skip
     where = [
-        c.id.in_(sa.bindparam("ids", expanding=True)), c.token == sa.bindparam("claim_token"), c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)),
-        c.permit_held == 0,
+        c.id.in_(sa.bindparam("ids", expanding=True)), c.token == sa.bindparam("claim_token"), c.fence == sa.bindparam("claim_fence"),
+        c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), c.permit_held == 0,
     ]  # fmt: skip
     return sa.update(t.task).where(*where).values(values)
 
@@ -63,27 +69,38 @@ _SUCCEED = Query(_succeed)
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answer]:
-    """Write the ends of attempts; an answer for each task. Plain successes of one claim with one result take one statement together."""
+    """Write the ends of attempts; an answer for each task: the best one, if several attempts of it are reported. Plain successes of one claim with one result take one statement."""
     now = tx.now_us()
     answers: dict[str, Answer] = {}
-    plain: dict[tuple[str, str], list[Settlement]] = {}
+    plain: dict[tuple[str, int, str], list[Settlement]] = {}
     single: list[Settlement] = []
     for s in settlements:
         if isinstance(s.outcome, Succeeded) and not s.submits:
-            plain.setdefault((s.token, s.outcome.result), []).append(s)
+            plain.setdefault((s.token, s.fence, s.outcome.result), []).append(s)
         else:
             single.append(s)
-    for (token, value), group in plain.items():
+    for (token, fence, value), group in plain.items():
         ids = [s.task for s in group]
-        if tx.changed(_SUCCEED, ids=ids, claim_token=token, value=value, now=now) == len(set(ids)):
+        if tx.changed(_SUCCEED, ids=ids, claim_token=token, claim_fence=fence, value=value, now=now) == len(set(ids)):
             answers |= dict.fromkeys(ids, Answer.APPLIED)
         else:
             single += group  # some were not as expected: each by itself
-    locked = lock_tasks(tx, [s.task for s in single])
-    reported = {s.task: s for s in single}
-    for task in by_permit(list(locked.values())):
-        answers[task.id] = _settle_one(tx, task, reported[task.id], now)
+    reported: dict[str, list[Settlement]] = {}
+    for s in single:
+        reported.setdefault(s.task, []).append(s)
+    for task in by_permit(list(lock_tasks(tx, list(reported)).values())):
+        answers[task.id] = min([*_settle_reports(tx, task, reported[task.id], now), answers.get(task.id, Answer.UNKNOWN)], key=_BEST.index)
     return {s.task: answers.get(s.task, Answer.UNKNOWN) for s in settlements}
+
+
+def _settle_reports(tx: Transaction, task: TaskRow, reports: list[Settlement], now: int) -> list[Answer]:
+    """All that one batch says of a task: a worker that lost it and got it again may report both attempts. The valid one comes first."""
+    answers: list[Answer] = []
+    for s in sorted(reports, key=lambda s: (s.fence, s.token) != (task.fence, task.token)):
+        row = lock_task(tx, task.id) if answers else task
+        assert row is not None
+        answers.append(_settle_one(tx, row, s, now))
+    return answers
 
 
 def _settle_one(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answer:
@@ -93,8 +110,9 @@ def _settle_one(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answ
     name = type(s.outcome).__name__
     if mine and isinstance(s.outcome, Succeeded) and task.state is TaskState.SUCCEEDED and task.result == s.outcome.result:
         return Answer.APPLIED if task.settled_us == now else Answer.DUPLICATE  # the statement for all may have written it just now
-    if mine and _kept(tx, task.id, s.fence) == name:
-        return Answer.DUPLICATE
+    kept = _kept(tx, task.id, s.fence)
+    if kept == name or (kept == "Unfit" and name == "Succeeded"):
+        return Answer.DUPLICATE  # the next attempt may have begun since
     if not isinstance(s.outcome, Unstarted):
         late = Decision(state=task.state, cause=Cause.NONE, reason=_said(s.outcome))
         keep_attempt(tx, task.id, s.fence, task.session, name, late, task.started_us, now, late=True)
@@ -113,20 +131,35 @@ def _kept(tx: Transaction, task: str, fence: int) -> str | None:
 
 def _apply_end(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answer:
     policy = msgspec.json.decode(task.policy, type=Policy)
-    decision = on_end(task, policy, s.outcome, now, s.chance)
+    outcome = s.outcome
+    if isinstance(outcome, Succeeded) and s.submits:
+        outcome = _continued(tx, s.submits) or outcome
+    decision = on_end(task, policy, outcome, now, s.chance)
     extra: dict[str, Any] = {}
-    if isinstance(s.outcome, Succeeded):
-        extra["result"] = s.outcome.result
-        for new in sorted(s.submits, key=lambda n: (n.namespace, n.handler, n.key)):
-            submit(tx, new)
+    if isinstance(outcome, Succeeded):
+        extra["result"] = outcome.result
     elif decision.state in (TaskState.FAILED, TaskState.UNKNOWN):
-        extra["error"] = decision.reason[:20_000]
-    if isinstance(s.outcome, Unstarted) and task.state is TaskState.RUNNING:
-        extra["starts"] = task.starts - 1  # its start was folded into the claim and never came about
+        extra["error"] = decision.reason[:TEXT_KEPT]
+    if isinstance(outcome, Unstarted):
+        extra["starts"] = task.starts - int(task.state is TaskState.RUNNING)  # its start was folded into the claim and never came about
+    elif task.state is TaskState.DISPATCHED:
+        extra["starts"] = task.starts + 1  # held ahead, and begun without a write of its own
     apply(tx, task, decision, now, **extra)
-    if not isinstance(s.outcome, Succeeded | Unstarted):
-        keep_attempt(tx, task.id, task.fence, task.session, type(s.outcome).__name__, decision, task.started_us, now)
+    if not isinstance(outcome, Succeeded | Unstarted):
+        keep_attempt(tx, task.id, task.fence, task.session, type(outcome).__name__, decision, task.started_us, now)
     return Answer.APPLIED
+
+
+def _continued(tx: Transaction, submits: Sequence[NewTask]) -> Unfit | None:
+    """Bring in what an attempt asked for, all of it or nothing; why not."""
+    receipts = [(new, submit(tx, new)) for new in sorted(submits, key=lambda n: (n.namespace, n.handler, n.key))]
+    refused = [new for new, receipt in receipts if receipt.conflict]
+    if not refused:
+        return None
+    t = tx.t.task
+    tx.delete(t, t.c.id.in_([r.task for _, r in receipts if not (r.replayed or r.conflict)]))  # inserted in this transaction
+    known = ", ".join(f"{new.handler} {new.key!r}" for new in refused)
+    return Unfit(f"what it submitted is known under its key with other content: {known}")
 
 
 # -- cancelling
@@ -150,7 +183,7 @@ def cancel(tx: Transaction, task_id: str) -> TaskState | None:
 def flags(tx: Transaction, session: str) -> dict[str, tuple[int, bool]]:
     """What a session holds: task → (fence, whether its end is asked for). A heartbeat reads it; it locks nothing."""
     t = tx.t.task
-    held = sa.select(t.c.id, t.c.fence, t.c.cancel).where(t.c.session == session, t.c.state.in_(tuple(HELD)))
+    held = sa.select(t.c.id, t.c.fence, t.c.cancel).where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD)))
     return {r["id"]: (int(r["fence"]), bool(r["cancel"])) for r in tx.rows(held)}
 
 
@@ -163,7 +196,7 @@ def holding_sessions(tx: Transaction) -> list[str]:
     found: list[str] = []
     after = ""
     while True:
-        row = tx.row(sa.select(sa.func.min(t.c.session).label("session")).where(t.c.session > after))
+        row = tx.row(sa.select(sa.func.min(t.c.session).label("session")).where(t.c.session > after, not_empty(t.c.session)))
         if row is None or row["session"] is None:
             return found
         after = row["session"]
@@ -186,7 +219,13 @@ def take_back(tx: Transaction, session: str, chance: Callable[[], float], limit:
     """End attempts of a session that has no lease, each by its declared effects; how many there were."""
     t = tx.t.task
     now = tx.now_us()
-    held = sa.select(t).where(t.c.session == session, t.c.state.in_(tuple(HELD))).order_by(t.c.id).limit(limit).with_for_update()
+    held = (
+        sa.select(t)
+        .where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD)))
+        .order_by(t.c.id)
+        .limit(limit)
+        .with_for_update()
+    )
     rows = [to(TaskRow, r) for r in tx.rows(held)]
     for task in by_permit(rows):
         outcome = Lost(started=task.state is TaskState.RUNNING)
@@ -224,7 +263,7 @@ def review(
     if task.rev != rev:
         return ReviewRefused.MOVED
     receipt = None
-    extra: dict[str, Any] = {"result": result} if done else {"error": reason[:20_000]}
+    extra: dict[str, Any] = {"result": result} if done else {"error": reason[:TEXT_KEPT]}
     if retry is not None:
         receipt = submit(tx, msgspec.structs.replace(retry, retry_of=task.id, root=task.root))
         extra["superseded_by"] = receipt.task

@@ -6,10 +6,18 @@ What is finished, blocked or due later costs a claim nothing: only READY rows th
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, MetaData, Table, UniqueConstraint
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, MetaData, Table, UniqueConstraint, text
 
 from ..durable.states import Effects, TaskState
 from .columns import big, ident, long_text, one_of
+
+
+def _some(name: str, where: str, *columns: str) -> Index:
+    """An index of those rows alone that are looked for by it, where the database has such indexes: the others need no entry at each change.
+
+    Nothing depends on it: elsewhere it holds all rows and is only larger. A statement that uses it repeats the condition where it does not follow from the others.
+    """
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 
 def task_tables(m: MetaData, p: str) -> dict[str, Table]:
@@ -74,13 +82,18 @@ def task_tables(m: MetaData, p: str) -> dict[str, Table]:
         ),
         CheckConstraint("ready_lane IS NULL OR (state = 'READY' AND blocked_by IS NULL)", name=f"{p}task_ready"),
         CheckConstraint("(wake_us IS NOT NULL) = (state IN ('SCHEDULED', 'RETRY_WAIT'))", name=f"{p}task_waiting"),
-        Index(f"{p}task_ready_i", "ready_lane", "rank", "id"),
-        Index(f"{p}task_wake_i", "wake_us"),
-        Index(f"{p}task_blocked_i", "blocked_by", "rank", "id"),
-        Index(f"{p}task_permit_i", "namespace", "permit", "state", "rank"),
-        Index(f"{p}task_session_i", "session", "state"),
+        _some(f"{p}task_ready_i", "ready_lane IS NOT NULL", "ready_lane", "rank", "id"),
+        _some(f"{p}task_wake_i", "wake_us IS NOT NULL", "wake_us"),
+        _some(f"{p}task_blocked_i", "blocked_by IS NOT NULL", "blocked_by", "rank", "id"),
+        _some(f"{p}task_permit_i", "permit <> ''", "namespace", "permit", "state", "rank"),
+        _some(f"{p}task_session_i", "session <> ''", "session", "state"),
+        _some(f"{p}task_business_i", "business_key <> ''", "namespace", "business_key", "created_us"),
         Index(f"{p}task_created_i", "namespace", "created_us"),
-        Index(f"{p}task_business_i", "namespace", "business_key", "created_us"),
+        postgresql_with={
+            "autovacuum_vacuum_scale_factor": 0.02,
+            "autovacuum_analyze_scale_factor": 0.05,
+            "autovacuum_vacuum_threshold": 2000,
+        },
     )
     return {
         "task": task,

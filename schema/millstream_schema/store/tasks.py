@@ -16,12 +16,15 @@ import sqlalchemy as sa
 from ..durable.decisions import RANK_STEP_US, Decision, rank
 from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
 from ..durable.states import TaskState, may_become
+from .columns import not_empty
 from .database import Query, Transaction
 from .permits import release
 from .rows import to
 from .tables import Tables
 
 TEXT_KEPT = 20_000
+LATE_KEPT = 20
+"""Late reports of one attempt that are kept."""
 TOGETHER = 500
 """Submissions that one statement takes."""
 
@@ -134,6 +137,8 @@ def find(tx: Transaction, namespace: str, wanted: Mapping[str, str], limit: int)
     """The newest tasks of a namespace whose columns have these values."""
     t = tx.t.task
     where = [t.c.namespace == namespace, *(t.c[column] == value for column, value in wanted.items())]
+    if "business_key" in wanted:
+        where.append(not_empty(t.c.business_key))
     return [to(TaskRow, r) for r in tx.rows(sa.select(t).where(*where).order_by(t.c.created_us.desc(), t.c.id).limit(limit))]
 
 
@@ -203,12 +208,10 @@ def keep_attempt(
     t = tx.t.attempt
     number = 0
     if late:
-        same = tx.row(
-            sa.select(sa.func.count().label("n"), sa.func.max(t.c.number).label("top")).where(t.c.task == task, t.c.fence == fence)
-        )
-        assert same is not None
-        number = int(same["top"]) + 1 if same["n"] else 1
-        if number > 20:
+        known = tx.rows(sa.select(t.c.number, t.c.late, t.c.outcome, t.c.detail).where(t.c.task == task, t.c.fence == fence))
+        number = max((int(r["number"]) for r in known), default=0) + 1
+        said = (1, outcome, decision.reason[:TEXT_KEPT])
+        if number > LATE_KEPT or any((r["late"], r["outcome"], r["detail"]) == said for r in known):
             return  # a reporter that repeats itself tells nothing new
     tx.insert_or_nothing(
         t, task=task, fence=fence, number=number, session=session, outcome=outcome, cause=decision.cause, detail=decision.reason[:TEXT_KEPT],

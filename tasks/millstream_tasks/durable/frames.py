@@ -55,6 +55,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     fence: int
     outcome: AnyOutcome
     submits: tuple[NewTask, ...]
+    seconds: float
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

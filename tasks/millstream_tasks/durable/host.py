@@ -31,6 +31,12 @@ LANES_FOR = 1.0
 LANES_KEPT, LANES_TRIED = 600.0, 16
 """Seconds and number of lanes that are tried although they held nothing when they were last looked at: a wake-up need not wait for the next look."""
 FIRST_PAUSE = 0.05
+PREFETCH_SECONDS = 0.1
+"""What is held beyond the free slots is expected to begin within so long."""
+BEHIND_SLOW = 1.0
+"""Seconds a claimed task waits for a slot before it goes back."""
+TYPICAL_PART = 0.05
+"""Weight of the newest attempt in what is taken for a typical one."""
 LATE_KEPT = 1_000
 """Ends of fenced attempts that are still waited for, as evidence."""
 AGAIN = 0.2
@@ -38,11 +44,13 @@ AGAIN = 0.2
 
 
 class HostSettings(msgspec.Struct, frozen=True):
-    """``prefetch``: short tasks held beyond the free slots. ``settle_ms``: how long an end waits for others to be written with. ``poll_ms``: longest pause between looks."""
+    """``slots``: of the pool. ``prefetch``: short tasks held beyond the free slots, at most. ``settle_ms``: how long an end waits for others to be written with.
+    ``poll_ms``: longest pause between looks."""
 
     name: str
     queues: tuple[str, ...]
     handlers: tuple[str, ...]
+    slots: int = 1
     lease_ms: int = 10_000
     margin_ms: int = 1_000
     renew_ms: int = 3_000
@@ -55,6 +63,7 @@ class _Held(msgspec.Struct):
     """One attempt this session holds."""
 
     row: TaskRow
+    since: float
     began: bool = False
     killed: bool = False
     told: bool = False
@@ -77,12 +86,12 @@ class TaskHost:
         self._renew_at = 0.0
         self._look_at = 0.0
         self._pause = FIRST_PAUSE
-        self._capacity = 1
         self._more = False
+        self._typical = PREFETCH_SECONDS
         self._held: dict[str, _Held] = {}
         self._buffer: deque[str] = deque()
         self._late: dict[tuple[str, int], str] = {}
-        self._reports: deque[tuple[str, int, AnyOutcome, tuple[NewTask, ...]]] = deque()
+        self._reports: deque[tuple[str, int, AnyOutcome, tuple[NewTask, ...], float]] = deque()
         self._unsettled: list[Settlement] = []
         self._settle_at = 0.0
         self._claim = ""
@@ -98,9 +107,9 @@ class TaskHost:
         """There may be work. Thread-safe."""
         self._look_at = 0.0
 
-    def ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...] = ()) -> None:
-        """An attempt is over. Thread-safe; written by the next step."""
-        self._reports.append((task, fence, outcome, submits))
+    def ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...] = (), seconds: float = 0.0) -> None:
+        """An attempt is over that ran for so long. Thread-safe; written by the next step."""
+        self._reports.append((task, fence, outcome, submits, seconds))
 
     # -- the step -----------------------------------------------------------------------------------------------------------------------
 
@@ -117,7 +126,8 @@ class TaskHost:
             if now >= self._renew_at:
                 self._renew(now)
             self._feed()
-            if self._more and self._room() * 2 >= self._capacity:
+            self._take_back(now)
+            if self._more and self._room() * 2 >= self._settings.slots + self._ahead():
                 self._look_at = 0.0  # the last claim left some behind: take them up in large parts
             if now >= self._look_at and not self.draining:
                 self._look(now)
@@ -229,7 +239,6 @@ class TaskHost:
         """Claim up to what is free, ends of attempts written with it. When there is nothing, look less often, and at the latest when the next waiting task is due."""
         s = self._settings
         room = self._room()
-        self._capacity = max(self._capacity, room)
         if room <= 0 or not self.session:
             self._look_at = now + s.poll_ms / 1000
             return
@@ -241,7 +250,7 @@ class TaskHost:
             return
         for row in claimed.tasks:
             if row.id not in self._held:
-                self._held[row.id] = _Held(row)
+                self._held[row.id] = _Held(row, now)
                 self._buffer.append(row.id)
         self._more = len(claimed.tasks) >= room
         if claimed.tasks:
@@ -258,7 +267,19 @@ class TaskHost:
                 self._db.run(lambda tx: claims.wake_due(tx, 100))
 
     def _room(self) -> int:
-        return self._pool.free() + self._settings.prefetch - len(self._buffer)
+        """Free slots and a prefetch of what is done within a moment: long tasks are left for whoever has a slot."""
+        return self._pool.free() + self._ahead() - len(self._buffer)
+
+    def _ahead(self) -> int:
+        return min(self._settings.prefetch, int(self._settings.slots * PREFETCH_SECONDS / max(self._typical, 1e-6)))
+
+    def _take_back(self, now: float) -> None:
+        """What waits behind something slow goes back, for whoever has a slot."""
+        if self._buffer and now - self._held[self._buffer[0]].since > BEHIND_SLOW:
+            for task in self._buffer:
+                self.ended(task, self._held[task].row.fence, Unstarted())
+            self._buffer.clear()
+            self._look_at = max(self._look_at, now + BEHIND_SLOW)
 
     def _survey(self, now: float) -> None:
         """Which lanes there are, how many of each are held, what is set of them. Good for a while: what changes meanwhile costs fairness a little, and no task."""
@@ -298,12 +319,13 @@ class TaskHost:
             task = self._buffer[0]
             held = self._held[task]
             row = held.row
-            if row.effects is Effects.EXTERNAL and row.state is TaskState.DISPATCHED:
-                if not self._db.run(lambda tx, r=row: claims.begin(tx, self.session, r.id, r.fence, r.token)):  # type: ignore[misc]
+            if row.state is TaskState.DISPATCHED:
+                external = row.effects is Effects.EXTERNAL
+                if external and not self._db.run(lambda tx, r=row: claims.begin(tx, self.session, r.id, r.fence, r.token)):  # type: ignore[misc]
                     self._fence(task)
                     continue
-                held.row = row = msgspec.structs.replace(row, state=TaskState.RUNNING)
-                if self._clock.monotonic() >= self._deadline:
+                held.row = row = msgspec.structs.replace(row, state=TaskState.RUNNING, starts=row.starts + 1)
+                if external and self._clock.monotonic() >= self._deadline:
                     return  # it counts as started; the loss of the lease decides
             self._buffer.popleft()
             held.began = True
@@ -313,7 +335,7 @@ class TaskHost:
 
     def _take_reports(self, now: float) -> None:
         while self._reports:
-            task, fence, outcome, submits = self._reports.popleft()
+            task, fence, outcome, submits, seconds = self._reports.popleft()
             held = self._held.get(task)
             if held is None or held.row.fence != fence:
                 token = self._late.pop((task, fence), None)
@@ -321,6 +343,8 @@ class TaskHost:
                     self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
                 continue
             del self._held[task]
+            if held.began:
+                self._typical += (seconds - self._typical) * TYPICAL_PART
             if held.row.effects is Effects.EXTERNAL or not self._held:
                 self._settle_at = now  # nobody to be written with
             elif not self._unsettled:

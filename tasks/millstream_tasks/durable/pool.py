@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from millstream_schema.durable.records import TaskRow
+from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.records import NewTask, TaskRow
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -14,6 +16,10 @@ class Attempt(msgspec.Struct, frozen=True):
 
     task: TaskRow
     alone: bool
+
+
+Report = Callable[[str, int, AnyOutcome, tuple[NewTask, ...], float], None]
+"""Task, fence, how it ended, what it submits, how many seconds it ran."""
 
 
 class Pool(Protocol):

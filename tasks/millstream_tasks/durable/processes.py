@@ -17,16 +17,15 @@ import msgspec
 import structlog
 
 from millstream_schema.durable.outcomes import AnyOutcome, Crashed, Killed, Unstarted
-from millstream_schema.durable.records import NewTask, Policy, TaskRow
+from millstream_schema.durable.records import Policy, TaskRow
 from millstream_schema.durable.states import Cause
 from millstream_schema.ports import Clock
 
 from ..shell.wire import pack, receive
 from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Run, TaskBoot, Until, decode_from_child, encode
-from .pool import Attempt
+from .pool import Attempt, Report
 
 log = structlog.get_logger(__name__)
-Report = Callable[[str, int, AnyOutcome, tuple[NewTask, ...]], None]
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
 """Seconds before a process that could not start is started again."""
 
@@ -200,11 +199,11 @@ class ProcessPool:
                     running.began = child.seen
                     if running.policy.run_ms:
                         self._kill_later(running, (running.policy.run_ms + running.policy.grace_ms) / 1000, Cause.LIMIT)
-            case Ended(task=task, fence=fence, outcome=outcome, submits=submits):
+            case Ended(task=task, fence=fence, outcome=outcome, submits=submits, seconds=seconds):
                 running, child.running = child.running, None
                 self._pause = FIRST_PAUSE
                 if running is not None and not running.quiet:
-                    self._report(task, fence, outcome, submits)
+                    self._report(task, fence, outcome, submits, seconds)
             case Beat():
                 pass
 
@@ -227,7 +226,7 @@ class ProcessPool:
         else:
             outcome = Crashed(f"its process ended with code {code}")
             log.warning("a handler process died", task=task.id, handler=task.handler, code=code)
-        self._report(task.id, task.fence, outcome, ())
+        self._report(task.id, task.fence, outcome, (), 0.0)
 
     def _kill_later(self, running: _Running, seconds: float, why: Cause) -> None:
         at = self._clock.monotonic() + seconds

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 from functools import partial
 
 from millstream_schema.durable.outcomes import AnyOutcome, Unstarted
@@ -16,9 +15,7 @@ from millstream_schema.ports import Clock, Ids
 
 from .execution import execute
 from .handlers import HandlerRegistry
-from .pool import Attempt
-
-Report = Callable[[str, int, AnyOutcome, tuple[NewTask, ...]], None]
+from .pool import Attempt, Report
 
 
 class ThreadPool:
@@ -74,13 +71,14 @@ class ThreadPool:
         while (attempt := self._waiting.get()) is not None:
             mine = (attempt.task.id, attempt.task.fence)
             if self._clock.monotonic() >= self._deadline:
-                self._done(attempt, Unstarted(), ())
+                self._done(attempt, Unstarted(), (), 0.0)
                 continue
+            began = self._clock.monotonic()
             outcome, submits = execute(attempt.task, self._registry, self._ids, partial(self._told.__contains__, mine))
             self._told.discard(mine)
-            self._done(attempt, outcome, submits)
+            self._done(attempt, outcome, submits, self._clock.monotonic() - began)
 
-    def _done(self, attempt: Attempt, outcome: AnyOutcome, submits: tuple[NewTask, ...]) -> None:
+    def _done(self, attempt: Attempt, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
         with self._lock:
             self._busy -= 1
-        self._report(attempt.task.id, attempt.task.fence, outcome, submits)
+        self._report(attempt.task.id, attempt.task.fence, outcome, submits, seconds)

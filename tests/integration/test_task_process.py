@@ -1,0 +1,225 @@
+"""Durable tasks in real processes: handlers that die, hang, are cancelled, and a worker that is killed or told to end. SQLite, no broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from millstream import Installation, Tasks, TaskState
+from millstream.tasks import Item
+from millstream_schema.durable.states import Cause
+from millstream_schema.ports import SystemClock
+from millstream_schema.store.database import Database
+from millstream_schema.store.migrate import create_schema
+from millstream_tasks.durable.handlers import HandlerRegistry
+from millstream_tasks.task_main import load_handlers
+
+pytestmark = pytest.mark.processes
+HANDLERS = """
+import os, signal, sys, time
+from pathlib import Path
+from millstream import Cancel, Handlers
+handlers = Handlers()
+NOTES = Path(os.environ["NOTES"])
+
+def note(word):
+    with NOTES.open("a") as file:
+        file.write(word + "\\n")
+
+@handlers.task(name="add", effects="idempotent")
+def add(a: int, b: int) -> int:
+    return a + b
+
+@handlers.task(name="dies", effects="idempotent", delay=0.05)
+def dies(times: int, file: str) -> str:
+    path = NOTES.with_name(file)
+    done = int(path.read_text()) if path.exists() else 0
+    path.write_text(str(done + 1))
+    if done < times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"alive after {done}"
+
+@handlers.task(name="waits", effects="idempotent")
+def waits(seconds: float, word: str) -> str:
+    note("began " + word)
+    time.sleep(seconds)
+    return word
+
+@handlers.task(name="outside")
+def outside(seconds: float, word: str) -> str:
+    note("began " + word)
+    time.sleep(seconds)
+    return word
+
+@handlers.task(name="obeys", effects="idempotent")
+def obeys(ctx) -> str:
+    note("began obeys")
+    while not ctx.cancelled:
+        time.sleep(0.01)
+    raise Cancel("as asked")
+"""
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        pause.wait(0.01)
+
+
+class Rig:
+    """An installation, its handlers as a user's module, and worker processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "proj_tasks.py").write_text(HANDLERS)
+        self.installation = Installation.local(path, lease_ms=1_500, poll_ms=50)
+        database = Database(self.installation.database, SystemClock(), prefix=self.installation.table_prefix)
+        create_schema(database)
+        database.close()
+        self.notes = path / "notes"
+        self.environment = {
+            **os.environ,
+            **self.installation.environment(),
+            "NOTES": str(self.notes),
+            "PYTHONPATH": str(path),
+            "MILLSTREAM_LOG": "error",
+        }
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.tasks = Tasks(self.installation, self._handlers())
+
+    def _handlers(self) -> HandlerRegistry:
+        os.environ["NOTES"] = str(self.notes)
+        sys.path.insert(0, str(self.path))
+        try:
+            sys.modules.pop("proj_tasks", None)
+            return load_handlers("proj_tasks:handlers")
+        finally:
+            sys.path.remove(str(self.path))
+            del os.environ["NOTES"]
+
+    def worker(self, processes: int = 2, drain: float = 5.0) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable, "-m", "millstream.task_process", "--handlers", "proj_tasks:handlers", "--name", f"w{len(self.workers)}",
+            "--processes", str(processes), "--drain", str(drain),
+        ]  # fmt: skip
+        worker = subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE)
+        self.workers.append(worker)
+        return worker
+
+    def noted(self, word: str) -> bool:
+        return self.notes.exists() and word in self.notes.read_text().splitlines()
+
+    def ended(self, task: str) -> TaskState:
+        """Its state once it is settled or in review."""
+        until(lambda: self.tasks.get(task).state.settled or self.tasks.get(task).state is TaskState.UNKNOWN, f"the end of {task}")
+        return self.tasks.get(task).state
+
+    def close(self) -> None:
+        self.tasks.close()
+        for worker in self.workers:
+            family = [worker, *psutil.Process(worker.pid).children(recursive=True)] if worker.poll() is None else []
+            for one in family:
+                one.kill()
+            worker.wait()
+            assert worker.stdin is not None
+            worker.stdin.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_many_tasks_run_in_processes_and_give_their_results(rig: Rig) -> None:
+    """Each once, whatever the order; a repeat of the whole submission changes nothing."""
+    rig.worker()
+    items = [Item(args=(i, 1), key=f"k{i}") for i in range(300)]
+    receipts: list[Any] = rig.tasks.submit_many("add", items)
+    assert [rig.tasks.wait(r.task, 30) for r in receipts] == [i + 1 for i in range(300)]
+    again: list[Any] = rig.tasks.submit_many("add", items)
+    assert [(r.task, r.replayed) for r in again] == [(r.task, True) for r in receipts]
+    assert all(rig.tasks.get(r.task).starts == 1 for r in receipts)
+
+
+def test_celery_t05_a_process_that_dies_is_charged_to_what_ran_and_to_nothing_else(rig: Rig) -> None:
+    """One that dies twice succeeds at last; one that always dies is in review after three deaths; its neighbours notice nothing."""
+    twice = rig.tasks.submit("dies", 2, "twice").task
+    always = rig.tasks.submit("dies", 99, "always").task
+    others: list[Any] = rig.tasks.submit_many("add", [Item(args=(i, 0)) for i in range(50)])
+    rig.worker()
+    assert rig.tasks.wait(twice, 30) == "alive after 2"
+    assert rig.ended(always) is TaskState.UNKNOWN and rig.tasks.get(always).cause is Cause.POISON
+    assert (rig.path / "always").read_text() == "3"
+    assert [rig.tasks.wait(o.task, 30) for o in others] == list(range(50))
+    assert {rig.tasks.get(o.task).crashes for o in others} == {0}
+
+
+def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing_that_may_not_be(rig: Rig) -> None:
+    """kill -9 of worker and children: what is idempotent runs again elsewhere, what reaches outside is in review, never guessed at."""
+    first = rig.worker()
+    safe, unsafe = rig.tasks.submit("waits", 1.0, "safe").task, rig.tasks.submit("outside", 30.0, "unsafe").task
+    until(lambda: rig.noted("began safe") and rig.noted("began unsafe"), "both running")
+    for one in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
+        one.kill()
+    first.wait()
+    rig.worker()
+    assert rig.tasks.wait(safe, 30) == "safe"
+    assert rig.ended(unsafe) is TaskState.UNKNOWN and rig.tasks.get(unsafe).cause is Cause.LOST
+    assert rig.notes.read_text().splitlines().count("began unsafe") == 1
+    retry = rig.tasks.review_retry(rig.tasks.get(unsafe), reason="looked: nothing happened outside")
+    assert rig.tasks.get(retry.task).retry_of == unsafe and rig.tasks.get(unsafe).state is TaskState.FAILED
+
+
+def test_celery_t17_a_handler_process_that_stands_still_past_the_lease_is_no_longer_valid(rig: Rig) -> None:
+    """SIGSTOP of the worker past its lease: its task runs elsewhere; woken, it stops what it had, and its answer changes nothing."""
+    first = rig.worker(1)
+    task = rig.tasks.submit("waits", 2.0, "slow").task
+    until(lambda: rig.noted("began slow"), "it running")
+    os.kill(first.pid, signal.SIGSTOP)
+    rig.worker(1)
+    assert rig.tasks.wait(task, 30) == "slow"
+    fence = rig.tasks.get(task).fence
+    os.kill(first.pid, signal.SIGCONT)
+    again = rig.tasks.submit("add", 1, 2).task
+    assert rig.tasks.wait(again, 20) == 3
+    assert fence > 1 and rig.tasks.get(task).fence == fence
+
+
+def test_cancel_ends_a_handler_that_obeys_and_one_that_does_not(rig: Rig) -> None:
+    """The first ends by itself, the second is killed after its grace; both are CANCELLED, being idempotent."""
+    rig.worker()
+    polite, rude = rig.tasks.submit("obeys").task, rig.tasks.submit("waits", 60.0, "rude").task
+    until(lambda: rig.noted("began obeys") and rig.noted("began rude"), "both running")
+    rig.tasks.cancel(polite)
+    rig.tasks.cancel(rude)
+    assert rig.ended(polite) is TaskState.CANCELLED
+    assert rig.ended(rude) is TaskState.CANCELLED
+    assert rig.tasks.wait(rig.tasks.submit("add", 2, 2).task, 20) == 4
+
+
+def test_celery_t22_a_worker_told_to_end_gives_back_what_has_not_begun_and_finishes_the_rest(rig: Rig) -> None:
+    """SIGTERM: the one that runs ends here; those behind it go to another worker, no attempt counted."""
+    first = rig.worker(1, drain=10.0)
+    running = rig.tasks.submit("waits", 1.5, "running").task
+    until(lambda: rig.noted("began running"), "it running")
+    waiting: list[Any] = rig.tasks.submit_many("add", [Item(args=(i, i)) for i in range(20)])
+    first.terminate()
+    second = rig.worker(1)
+    assert [rig.tasks.wait(w.task, 30) for w in waiting] == [2 * i for i in range(20)]
+    assert rig.tasks.wait(running, 30) == "running"
+    first.wait(20)
+    assert rig.tasks.get(running).starts == 1 and {rig.tasks.get(w.task).starts for w in waiting} == {1}
+    assert second.poll() is None
