@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from millstream_schema.durable.records import Policy
 from millstream_schema.durable.requests import HANDLER, NAME, HandlerSpec
@@ -31,6 +31,24 @@ class Handlers:
     def __init__(self) -> None:
         self.registry = HandlerRegistry()
 
+    @overload
+    def task(self, function: Callable[..., Any], /) -> Handler: ...
+
+    @overload
+    def task(
+        self,
+        *,
+        name: str = "",
+        queue: str = "default",
+        effects: str = "external",
+        attempts: int | None = None,
+        delay: float = 1.0,
+        max_delay: float = 600.0,
+        permit: str = "",
+        capacity: int = 1,
+        ordered: bool = False,
+    ) -> Callable[[Callable[..., Any]], Handler]: ...
+
     def task(
         self,
         function: Callable[..., Any] | None = None,
@@ -44,7 +62,7 @@ class Handlers:
         permit: str = "",
         capacity: int = 1,
         ordered: bool = False,
-    ) -> Any:
+    ) -> Handler | Callable[[Callable[..., Any]], Handler]:
         """Register a function; used with or without options.
 
         ``effects``: what repeating it would do: ``idempotent`` | ``transactional`` | ``external`` (the default: it is never repeated by itself).
@@ -53,10 +71,23 @@ class Handlers:
         a task that is tried again keeps its place. Raises ConfigurationError.
         """
         if function is None:
-            return lambda f: self.task(
-                f, name=name, queue=queue, effects=effects, attempts=attempts, delay=delay, max_delay=max_delay, permit=permit, capacity=capacity,
-                ordered=ordered,
-            )  # fmt: skip
+            given = (name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered)
+            return lambda f: self._register(f, *given)
+        return self._register(function, name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered)
+
+    def _register(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        queue: str,
+        effects: str,
+        attempts: int | None,
+        delay: float,
+        max_delay: float,
+        permit: str,
+        capacity: int,
+        ordered: bool,
+    ) -> Handler:
         own = name or f"{function.__module__}.{function.__qualname__}"
         problems = _problems(function, own, queue, effects, attempts, delay, max_delay, capacity)
         if ordered and not permit:

@@ -89,13 +89,15 @@ class Tasks:
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
         self._shared = database is not None
-        self._db = database or Database(installation.database, self._clock, prefix=installation.table_prefix)
+        self.database = database or Database(
+            installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
+        )
         self._changed = changed or threading.Event()
         self._wake = wake
         try:
-            with reachable(self._db.url):
-                require_file(self._db)
-                check_schema(self._db)
+            with reachable(self.database.url):
+                require_file(self.database)
+                check_schema(self.database)
         except BaseException:
             self.close()
             raise
@@ -103,7 +105,7 @@ class Tasks:
     def close(self) -> None:
         """Give the connections back."""
         if not self._shared:
-            self._db.close()
+            self.database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +117,7 @@ class Tasks:
         """A transaction; when the answer to its COMMIT is lost, the same again: every one of ours is guarded or keyed."""
         for _ in range(_REPEATS):
             try:
-                return self._db.run(work)
+                return self.database.run(work)
             except CommitUnknown:
                 continue
         raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: ask again with the same key")
@@ -190,11 +192,11 @@ class Tasks:
     ) -> list[TaskRow]:
         """The newest tasks that match. Those in review: ``state=TaskState.UNKNOWN``."""
         wanted = {"state": state or "", "handler": handler, "queue": queue, "business_key": business_key}
-        return self._db.read(lambda tx: tasks.find(tx, self.namespace, {k: v for k, v in wanted.items() if v}, limit))
+        return self.database.read(lambda tx: tasks.find(tx, self.namespace, {k: v for k, v in wanted.items() if v}, limit))
 
     def get(self, task: str) -> TaskRow:
         """A task as it is now. Raises TaskNotFound."""
-        row = self._db.read(lambda tx: tasks.read_task(tx, task))
+        row = self.database.read(lambda tx: tasks.read_task(tx, task))
         if row is None or row.namespace != self.namespace:
             raise TaskNotFound(f"there is no task {task!r} in namespace {self.namespace!r}")
         return row
@@ -202,7 +204,7 @@ class Tasks:
     def attempts(self, task: str) -> Sequence[AttemptRow]:
         """Its ended attempts and what was reported too late, oldest first. Raises TaskNotFound."""
         self.get(task)
-        return self._db.read(lambda tx: tasks.attempts(tx, task))
+        return self.database.read(lambda tx: tasks.attempts(tx, task))
 
     def wait(self, task: str, timeout: float) -> Any:
         """Wait until it ended; its result. Raises TaskFailed (also for one in review), TimeoutError, TaskNotFound."""
