@@ -16,6 +16,7 @@ import sqlalchemy as sa
 import typer
 
 from millstream_schema.ports import SystemClock
+from millstream_schema.reasons import one_line
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION
@@ -30,7 +31,6 @@ from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_to_stderr
 from .node_process import NodeProcess, celery_application, celery_messages, prove
 from .program import EPILOG, Commands, Given
-from .reasons import one_line
 
 main = typer.Typer(
     cls=Commands, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False, help="Exactly-once stream jobs and durable tasks."

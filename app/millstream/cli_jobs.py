@@ -8,13 +8,13 @@ import typer
 
 from millstream_schema.errors import JobFailed
 from millstream_schema.model import Override
+from millstream_schema.reasons import one_line
 from millstream_schema.settings import StreamSettings
 from millstream_schema.store.rows import JobRow
 
 from . import formatting
 from .arguments import config_of, overrides_of, pairs, settings_of
 from .client import Jobs
-from .reasons import one_line
 
 jobs_app = typer.Typer(no_args_is_help=True, help="Submit jobs, look at them, end them.")
 

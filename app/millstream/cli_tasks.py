@@ -13,10 +13,10 @@ from millstream_schema.durable.records import AttemptRow, TaskRow
 from millstream_schema.durable.requests import decode_arguments, decode_result
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import ConfigurationError
+from millstream_schema.reasons import one_line
 
 from . import formatting
 from .cli_jobs import JsonFlag
-from .reasons import one_line
 
 tasks_app = typer.Typer(no_args_is_help=True, help="Look at durable tasks, cancel them.")
 reviews_app = typer.Typer(no_args_is_help=True, help="Tasks whose outcome nobody knows, and the decisions on them.")

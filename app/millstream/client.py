@@ -34,6 +34,7 @@ from millstream_schema.model import NAME, Override
 from millstream_schema.pipeline import FactoryRegistry, Pipeline
 from millstream_schema.plan import PartitionedPlan
 from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
+from millstream_schema.reasons import one_line
 from millstream_schema.settings import StreamSettings
 from millstream_schema.states import Desired, JobState
 from millstream_schema.store import epochs, jobs, registry
@@ -45,7 +46,6 @@ from .installation import Installation
 from .metrics import render
 from .obstacles import obstacle
 from .pipelines import Pipelines
-from .reasons import one_line
 
 T = TypeVar("T")
 Lines = list[dict[str, Any]]

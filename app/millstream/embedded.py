@@ -109,7 +109,14 @@ class EmbeddedCluster:
         )
         self._coordinator_loop = CoordinatorLoop(self._coordinator)
         self._node_loop = NodeLoop()
-        self._launcher = ThreadLauncher(self._pipelines.registry, clock, self._storage, self._node_loop.wake, encode=self._encode)
+        self._launcher = ThreadLauncher(
+            self._pipelines.registry,
+            clock,
+            self._storage,
+            self._node_loop.wake,
+            encode=self._encode,
+            lock_timeout=i.idle_in_transaction_ms / 1000,
+        )
         settings = NodeSettings(name="embedded", slots=self._slots)
         node = Node(self.database, self._hints, clock, self._ids, self._launcher, settings, {"mode": "embedded"}, NoEvents())
         self._node_loop.node = node
@@ -124,7 +131,7 @@ class EmbeddedCluster:
         self._threads.append(thread)
 
     def _storage(self, url: str) -> SnapshotStorage:
-        return open_storage(url or self._installation.checkpoints)
+        return open_storage(url or self._installation.checkpoints, self._installation.idle_in_transaction_ms / 1000)
 
     def submit(self, pipeline: str, **submission: Any) -> str:
         """Submit a job; its id. Takes and raises what :meth:`millstream.client.Jobs.submit` does."""

@@ -18,9 +18,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from millstream_schema.reasons import one_line
 from millstream_schema.store.rows import JobRow
-
-from .reasons import one_line
 
 _SECRET = re.compile(r"(://[^\s:/@'\"]*:)[^\s/'\"]*@")
 _QUERY = re.compile(r"(?i)\b(password|passwd|pwd)=[^\s&;'\"]+")

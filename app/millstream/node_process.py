@@ -91,7 +91,7 @@ class NodeProcess:
         check_schema(self._database)
         self._database.check_durability()
         self._loop = NodeLoop()
-        boot = Boot(pipelines, i.transport, i.checkpoints, i.prefix, i.channel_expiry_ms)
+        boot = Boot(pipelines, i.transport, i.checkpoints, i.prefix, i.channel_expiry_ms, i.idle_in_transaction_ms)
         self._launcher = ProcessLauncher(boot, self._loop.wake, spares)
         settings = NodeSettings(
             name=name, slots=slots, lease_ms=i.lease_ms, renew_ms=i.renew_ms, poll_ms=i.poll_ms, liveness_ms=i.liveness_ms,
@@ -104,7 +104,9 @@ class NodeProcess:
         if coordinate:
             holder = f"{ids.new('coordinator')}-{os.getpid()}"  # the pid leads to the node's row, and so to whose worker coordinates
             coordinator = Coordinator(
-                self._database, self._messages.hints, clock, SystemChance(), lambda url: open_storage(url or i.checkpoints), holder,
+                self._database, self._messages.hints, clock, SystemChance(),
+                lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
+                holder,
                 i.lease_ms, i.poll_ms / 1000,
             )  # fmt: skip
             self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+LOCK_TIMEOUT: Final = 3.0
+"""Seconds for a lock or an idle transaction at a target where nothing else is said: below a third of the default lease (10 s)."""
 
 
 class SourceCapability(enum.StrEnum):
@@ -70,7 +73,8 @@ class ConnectorContext(msgspec.Struct, frozen=True):
     """Who a connector works for.
 
     ``guard`` is called right before each visible or staging write: it raises when this subtask's lease has passed.
-    ``now_ms`` is the node's clock in UTC milliseconds. ``generation`` fences the target.
+    ``now_ms`` is the node's clock in UTC milliseconds. ``generation`` fences the target. ``lock_timeout`` (seconds, below a third of the
+    lease) bounds every wait for a lock and every idle transaction at a database, so that a stopped process keeps no row for longer.
     """
 
     job: str
@@ -80,6 +84,7 @@ class ConnectorContext(msgspec.Struct, frozen=True):
     generation: int
     guard: Callable[[], None]
     now_ms: Callable[[], int]
+    lock_timeout: float = LOCK_TIMEOUT
 
 
 class SplitReader(Protocol):
@@ -118,7 +123,11 @@ class Source(Protocol):
         ...
 
     def discover(self, known: frozenset[str]) -> list[Split]:
-        """Splits that are not in ``known``. Runs on a node; again every ``discovery_interval`` seconds for unbounded sources."""
+        """Splits that are not in ``known``. Runs on a node; again every ``discovery_interval`` seconds for unbounded sources.
+
+        Raises :class:`SourceUnavailable` when its system cannot be reached: it is asked again with back-off, for ``give_up`` seconds if the
+        source has such an attribute (else 30), then the subtask fails. Any other error fails it at once.
+        """
         ...
 
     def open(self, split: Split, cursor: Json, context: ConnectorContext) -> SplitReader:
@@ -135,9 +144,11 @@ class Truncatable(Protocol):
 
 @runtime_checkable
 class CheckpointParticipant(Protocol):
-    """A reader that takes part in an epoch with something outside the state: queue sources. What commits at the other end is a :class:`CommittingWriter`.
+    """A reader, or a sink's writer, that takes part in an epoch with something outside the operators' state; queue sources do.
 
-    Order within one subtask: source → sink for :meth:`save_state` and :meth:`prepare_commit`, sink → source for :meth:`finish_commit`.
+    What makes output visible is a :class:`CommittingWriter`; one that has these methods as well also saves state and hears of each epoch's
+    end. Order within one subtask: source → sink for :meth:`save_state` and :meth:`prepare_commit` (once, whichever of the two asks), sink
+    → source for :meth:`finish_commit`; all on the subtask's own thread, a writer's :meth:`SinkWriter.flush` before.
     """
 
     def save_state(self, epoch: int) -> Json:
@@ -145,15 +156,19 @@ class CheckpointParticipant(Protocol):
         ...
 
     def prepare_commit(self, epoch: int) -> list[Committable]:
-        """Seal what came before the barrier of ``epoch``; after return it survives a crash."""
+        """Seal what came before the barrier of ``epoch``; after return it survives a crash. Committables only from a
+        :class:`CommittingWriter`, else an empty list."""
         ...
 
     def finish_commit(self, epoch: int, success: bool) -> None:
-        """``epoch`` became durable (True) or was aborted (False: keep what was prepared, a later epoch subsumes it)."""
+        """``epoch``, and all before it, is durable and its commits are done (True; may come again, after a restore too), or it was aborted
+        (False: keep what was prepared, a later epoch subsumes it)."""
         ...
 
     def restore_from_epoch(self, epoch: int, state: Json) -> None:
-        """Called once before the first record, with what :meth:`save_state` returned for ``epoch``."""
+        """Called before the first record, with what :meth:`save_state` returned for ``epoch``: once, or for a writer of fewer subtasks than
+        there were once for each of those that are its own now (j mod the new parallelism). Writers are restored for the last commits of a
+        job that ends, too, without any record."""
         ...
 
 

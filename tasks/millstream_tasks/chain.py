@@ -14,6 +14,7 @@ from millstream_schema.errors import KeyRefused, MillstreamError, OperatorError
 from millstream_schema.model import OperatorSpec, StreamModel
 from millstream_schema.pipeline import Pipeline
 from millstream_schema.plan import Vertex
+from millstream_schema.reasons import one_line
 
 from .calls import make_all
 from .operators.base import MAX_WATERMARK, Batch, Operator
@@ -76,7 +77,7 @@ class Chain:
             except MillstreamError:
                 raise
             except Exception as exc:
-                raise OperatorError(f"operator {op.id!r} failed: {type(exc).__name__}: {exc}") from exc
+                raise _failed(op, exc) from exc
             if op.sides:
                 self._flush_sides(op)
         if batch is not None and batch.values:
@@ -120,7 +121,7 @@ class Chain:
         except MillstreamError:
             raise
         except Exception as exc:
-            raise OperatorError(f"operator {op.id!r} failed: {type(exc).__name__}: {exc}") from exc
+            raise _failed(op, exc) from exc
         if op.sides:
             self._flush_sides(op)
         return fired
@@ -135,6 +136,11 @@ class Chain:
 
     def close(self) -> None:
         make_all(op.close for op in self.operators)
+
+
+def _failed(op: Operator, error: Exception) -> OperatorError:
+    """What user code raised, as the reason of a failure: the traceback stays with the cause."""
+    return OperatorError(f"operator {op.id!r} failed: {type(error).__name__}: {one_line(str(error))}")
 
 
 def key_function(model: StreamModel, pipeline: Pipeline, operator: str) -> Callable[[Any], Any]:

@@ -6,7 +6,7 @@ Called by subtask processes, nodes and coordinators. What must never happen here
 from __future__ import annotations
 
 from millstream_schema.channels import Transport
-from millstream_schema.connectors import SnapshotStorage
+from millstream_schema.connectors import LOCK_TIMEOUT, SnapshotStorage
 from millstream_schema.errors import ConfigurationError
 
 from .channels.unix import UnixTransport
@@ -37,13 +37,13 @@ def open_transport(url: str, prefix: str, expiry_ms: int = EXPIRY_MS) -> Transpo
     raise ConfigurationError(f"transport {scheme!r} is not known: use unix:///directory, redis://host or amqp://host")
 
 
-def open_storage(url: str) -> SnapshotStorage:
-    """``file:///directory`` or a database URL. Raises ConfigurationError."""
+def open_storage(url: str, lock_timeout: float = LOCK_TIMEOUT) -> SnapshotStorage:
+    """``file:///directory`` or a database URL, whose sessions wait ``lock_timeout`` seconds at most for a lock. Raises ConfigurationError."""
     scheme = url.partition(":")[0]
     if scheme == "file" or url.startswith("/"):
         return FileSnapshots(url)
     if scheme.split("+")[0] in ("sqlite", "postgresql", "mysql", "mariadb"):
         from .snapshots.sql import SqlSnapshots
 
-        return SqlSnapshots(url)
+        return SqlSnapshots(url, lock_timeout=lock_timeout)
     raise ConfigurationError(f"checkpoint storage {scheme!r} is not known: use file:///shared/directory or a database URL")

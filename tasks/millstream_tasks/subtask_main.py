@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 
 import msgspec
+import structlog
 
 from millstream_schema.channels import Transport
 from millstream_schema.control import Deployment, Failed, Lease, SubtaskMessage, decode_to_subtask, encode
@@ -31,6 +32,7 @@ from .shell.background import ThreadBackground, yield_thread
 from .shell.driving import drive, make_runner
 from .shell.wire import Boot, pack, receive
 
+log = structlog.get_logger(__name__)
 EXIT_LOST_NODE = 3
 EXIT_LEASE = 4
 BROKER_PAUSE = 0.25
@@ -45,10 +47,11 @@ class Link:
         self._lock = threading.Lock()
 
     def report(self, message: SubtaskMessage) -> None:
-        """Send to the node; a node that is gone ends this process."""
+        """Send to the node; a node that is gone ends this process. Raises FrameTooLong."""
+        frame = pack(encode(message))
         try:
             with self._lock:
-                self._sock.sendall(pack(encode(message)))
+                self._sock.sendall(frame)
         except OSError:
             os._exit(EXIT_LOST_NODE)
 
@@ -88,10 +91,14 @@ def load_registry(target: str) -> FactoryRegistry:
 
 def _obey(link: Link, runner: SubtaskRunner, clock: SystemClock) -> None:
     """The control thread: hand messages in, answer pings, end the process when the node or its lease is gone."""
-    while True:
-        left = runner.deadline - clock.monotonic()
-        if not _hear(link, runner, min(max(left, 0.001), 5.0)) and left <= 0:
-            os._exit(EXIT_LEASE)
+    try:
+        while True:
+            left = runner.deadline - clock.monotonic()
+            if not _hear(link, runner, min(max(left, 0.001), 5.0)) and left <= 0:
+                os._exit(EXIT_LEASE)
+    except BaseException:  # without this thread nobody would watch the lease
+        log.exception("the node cannot be understood; this process ends", subtask=runner.subtask.id)
+        os._exit(EXIT_LOST_NODE)
 
 
 def _hear(link: Link, runner: SubtaskRunner, seconds: float) -> bool:
@@ -155,6 +162,7 @@ def _reached(link: Link, connect: Callable[[], Transport], clock: SystemClock, p
 
 
 def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Boot, clock: SystemClock) -> int:
+    lock_timeout = boot.idle_in_transaction_ms / 1000
     try:
         transport = _reached(
             link,
@@ -162,12 +170,13 @@ def _run(link: Link, registry: FactoryRegistry, deployment: Deployment, boot: Bo
             clock,
             deployment.settings.start_limit_ms / 1000,
         )
-        storage = open_storage(deployment.settings.checkpoints or boot.checkpoints)
+        storage = open_storage(deployment.settings.checkpoints or boot.checkpoints, lock_timeout)
     except Exception as exc:
         link.report(Failed("start", f"{type(exc).__name__}: {exc}"))
         return 1
     background = ThreadBackground("subtask")
-    environment = Environment(transport, storage, clock, background, link.report, yield_thread, boot.transport.partition(":")[0])
+    kind = boot.transport.partition(":")[0]
+    environment = Environment(transport, storage, clock, background, link.report, yield_thread, kind, lock_timeout=lock_timeout)
     runner = make_runner(registry, deployment, environment)
     if runner is None:
         return 1

@@ -219,20 +219,14 @@ def take_back(tx: Transaction, session: str, chance: Callable[[], float], limit:
     """End attempts of a session that has no lease, each by its declared effects; how many there were."""
     t = tx.t.task
     now = tx.now_us()
-    held = (
-        sa.select(t)
-        .where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD)))
-        .order_by(t.c.id)
-        .limit(limit)
-        .with_for_update()
-    )
-    rows = [to(TaskRow, r) for r in tx.rows(held)]
-    for task in by_permit(rows):
+    held = sa.select(t.c.id).where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD))).limit(limit)
+    ids = [r["id"] for r in tx.rows(held)]  # found by the index of sessions, then locked by id: no planner is tempted to walk the table in the order of ids
+    for task in by_permit([row for row in lock_tasks(tx, ids).values() if row.session == session]):
         outcome = Lost(started=task.state is TaskState.RUNNING)
         decision = on_end(task, msgspec.json.decode(task.policy, type=Policy), outcome, now, chance())
         apply(tx, task, decision, now)
         keep_attempt(tx, task.id, task.fence, session, "Lost", decision, task.started_us, now)
-    return len(rows)
+    return len(ids)
 
 
 # -- reviews

@@ -16,12 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
+from millstream_schema.connectors import LOCK_TIMEOUT
 from millstream_schema.errors import CommitUnknown, ConfigurationError, MillstreamError
+from millstream_schema.reasons import one_line
 from millstream_schema.target.dialects import DIALECTS, Dialect
 from millstream_schema.target.failures import Failure, TargetBusy, TargetRefused, TargetUnavailable, classify
 from millstream_schema.target.urls import TargetUrl, parse_url
 
-DEFAULT_LOCK_TIMEOUT: Final = 3.0
 _CONNECT_SECONDS: Final = 5
 _ANSWER_SECONDS: Final = 30
 _BEGIN: Final = {
@@ -203,6 +204,7 @@ class TargetConnection:
         raw = str(error).strip() or type(error).__name__
         text = self.url.scrub(raw)
         cause = error if text == raw else None
+        text = one_line(text)
         message = f"{self.url.redacted()}: {text}"
         failure = classify(self.dialect.name, error)
         if failure is Failure.BUSY:
@@ -217,7 +219,7 @@ def connect(
     url: str,
     *,
     durable: bool = True,
-    lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+    lock_timeout: float = LOCK_TIMEOUT,
     connection: type[TargetConnection] = TargetConnection,
 ) -> TargetConnection:
     """A connection to ``url``; nothing is opened before its first transaction.
@@ -337,7 +339,7 @@ def _mysql(target: TargetUrl, durable: bool, lock_timeout: float) -> Opened:
         )
         try:
             with session.cursor() as cursor:
-                _mysql_session(cursor, target, durable, math.ceil(lock_timeout))
+                _mysql_session(cursor, target, durable, max(1, int(lock_timeout)))  # whole seconds only; 0 would be no limit
         except BaseException:
             session.close()
             raise

@@ -23,6 +23,7 @@ from .environment import Environment
 from .feeding import SourceFeed
 from .inputs import Alignment, InputChannel
 from .outputs import OutputChannel, OutputEdge, Outputs
+from .participants import SinkParticipants, writer_problems
 from .reading import SourceDriver
 from .restoring import load_operators, restored_committables, restored_participants, same_shape
 from .snapshotting import Snapshotter
@@ -56,13 +57,31 @@ class Assembly:
     def context(self, operator: str) -> ConnectorContext:
         d = self._deployment
         return ConnectorContext(
-            d.job, operator, self.subtask.index, self.vertex.parallelism, d.generation, self._guard, self._env.clock.now_ms
+            d.job,
+            operator,
+            self.subtask.index,
+            self.vertex.parallelism,
+            d.generation,
+            self._guard,
+            self._env.clock.now_ms,
+            self._env.lock_timeout,
         )
 
     def writers(self) -> dict[str, SinkWriter]:
         """The sinks' writers, opened, which raises the fences of their targets."""
         sinks = [o for o in self.vertex.operators if self._model.operator(o).kind == "sink"]
         return {o: self._pipeline.sinks[o].open(self.context(o)) for o in sinks}
+
+    def writer_problems(self, writers: dict[str, SinkWriter]) -> list[str]:
+        """What the sinks claim and their writers cannot do."""
+        return writer_problems(self._model, writers)
+
+    def taking(self, writers: dict[str, SinkWriter]) -> SinkParticipants:
+        """The writers that take part in epochs, given back what they had saved."""
+        d = self._deployment
+        made = SinkParticipants(writers, self.subtask.index, self.vertex.parallelism)
+        made.restore(d.restore_epoch, restored_participants(d))
+        return made
 
     def committables(self, writers: dict[str, CommittingWriter]) -> list[Committable]:
         """Those of the restored epoch that fall to this subtask."""
@@ -78,7 +97,7 @@ class Assembly:
             channels = [OutputChannel(c, edge, self._pipeline.types, objects) for c in ids]
             key = key_function(self._model, self._pipeline, edge.spec.target) if edge.spec.partitioning == "HASH" else None
             edges.append(OutputEdge(edge, channels, key, self._plan.shard_count))
-        return Outputs(edges)
+        return Outputs(edges, self._guard)
 
     def _passes_objects(self, edge: PlanEdge) -> bool:
         """Whether the edge hands objects over instead of encoding them. Raises JobInvalid for a queue between processes."""

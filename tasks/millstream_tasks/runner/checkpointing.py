@@ -10,16 +10,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from millstream_schema.connectors import Committable, CommittingWriter, Handle
+from millstream_schema.connectors import Handle
 from millstream_schema.control import Ack, Declined, EpochKind
 from millstream_schema.errors import StorageError
 from millstream_schema.manifest import SubtaskSnapshot
 
-from ..chain import Chain, SinkOperator
+from ..chain import Chain
 from .committing import Committer
 from .environment import Environment
 from .feeding import SourceFeed
 from .outputs import Outputs
+from .participants import SinkParticipants, sealed
 from .snapshotting import Capture, Snapshotter
 
 
@@ -34,6 +35,7 @@ class Checkpointer:
         outputs: Outputs,
         snapshotter: Snapshotter,
         committer: Committer,
+        taking: SinkParticipants,
         feed: SourceFeed | None,
         environment: Environment,
         counters: dict[str, int],
@@ -46,6 +48,7 @@ class Checkpointer:
         self._outputs = outputs
         self._snapshotter = snapshotter
         self._committer = committer
+        self._taking = taking
         self._feed = feed
         self._env = environment
         self._counters = counters
@@ -58,11 +61,15 @@ class Checkpointer:
 
     def cut(self, epoch: int, kind: EpochKind) -> None:
         """The synchronous part: seal, cut, send the barrier on."""
+        sinks = self._chain.sinks()
+        for op in sinks:
+            op.writer.flush()
         participants = {} if self._feed is None else self._feed.driver.save_state(epoch)  # source first, as the data flows
-        sealed = [] if self._feed is None else self._feed.driver.prepare_commit(epoch)
-        for op in self._chain.sinks():
-            sealed += self._seal(op, epoch)
-        self._committer.add(sealed)
+        participants |= self._taking.save_state(epoch)
+        prepared = [] if self._feed is None else self._feed.driver.prepare_commit(epoch)
+        for op in sinks:
+            prepared += sealed(op.id, op.writer, epoch)
+        self._committer.add(prepared)
         snapshot = SubtaskSnapshot(
             subtask=self._subtask,
             operators=self._operators,
@@ -78,10 +85,6 @@ class Checkpointer:
         self._outputs.barrier(epoch, kind.value)
         self._counters["snapshots"] += 1
         self._store(capture, snapshot)
-
-    def _seal(self, op: SinkOperator, epoch: int) -> list[Committable]:
-        op.writer.flush()
-        return op.writer.prepare_commit(epoch) if isinstance(op.writer, CommittingWriter) else []
 
     def _store(self, capture: Capture, snapshot: SubtaskSnapshot) -> None:
         def work() -> list[Handle]:

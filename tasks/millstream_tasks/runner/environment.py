@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from millstream_schema.channels import Transport
-from millstream_schema.connectors import SnapshotStorage
+from millstream_schema.connectors import LOCK_TIMEOUT, SnapshotStorage
 from millstream_schema.control import SubtaskMessage
 from millstream_schema.ports import Clock
 
@@ -29,7 +29,7 @@ class Background(Protocol):
 
 @dataclass(frozen=True)
 class Environment:
-    """Ports of one subtask. ``objects``: in-process channels pass batches without encoding them."""
+    """Ports of one subtask. ``objects``: in-process channels pass batches without encoding them. ``lock_timeout``: see ConnectorContext."""
 
     transport: Transport
     storage: SnapshotStorage
@@ -39,3 +39,4 @@ class Environment:
     yield_thread: Callable[[], None]
     transport_kind: str
     objects: bool = False
+    lock_timeout: float = LOCK_TIMEOUT

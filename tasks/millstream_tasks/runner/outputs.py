@@ -17,6 +17,7 @@ from millstream_schema.envelope import Batch as WireBatch
 from millstream_schema.errors import ChannelError, KeyRefused, MillstreamError, OperatorError
 from millstream_schema.model import EdgeConfig, Partitioning
 from millstream_schema.plan import PlanEdge
+from millstream_schema.reasons import one_line
 from millstream_schema.values import TypeRegistry
 
 from ..operators.base import Batch
@@ -191,7 +192,7 @@ class OutputEdge:
         except MillstreamError:
             raise
         except Exception as exc:
-            raise OperatorError(f"operator {self.edge.spec.target!r}: its key failed: {type(exc).__name__}: {exc}") from exc
+            raise OperatorError(f"operator {self.edge.spec.target!r}: its key failed: {type(exc).__name__}: {one_line(str(exc))}") from exc
 
     def _route(self, key: Any) -> int:
         """Target of a key: the owner of its shard. Raises KeyRefused."""
@@ -205,10 +206,11 @@ class OutputEdge:
 
 
 class Outputs:
-    """All outgoing edges of a subtask; what a chain emits into."""
+    """All outgoing edges of a subtask; what a chain emits into. ``guard`` raises LeaseExpired."""
 
-    def __init__(self, edges: list[OutputEdge]) -> None:
+    def __init__(self, edges: list[OutputEdge], guard: Callable[[], None]) -> None:
         self.edges = edges
+        self._guard = guard
         self.channels = [c for e in edges for c in e.channels]
         self._main = [e.write for e in edges if e.edge.spec.side is None]
         self._sides: dict[tuple[str, str], list[OutputEdge]] = {}
@@ -259,7 +261,11 @@ class Outputs:
         return min((c.config.linger_ms for c in self.channels), default=0)
 
     def pump(self) -> int:
-        """Send what the windows admit; envelopes that still wait. Above 0 the subtask takes no more input."""
+        """Send what the windows admit; envelopes that still wait. Above 0 the subtask takes no more input.
+
+        A subtask that slept since its last look may have lost its lease meanwhile: it looks before each publish.
+        """
+        self._guard()
         return sum([c.pump() for c in self.channels])
 
     def connect(self, transport: Transport) -> None:

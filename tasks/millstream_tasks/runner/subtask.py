@@ -12,7 +12,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import structlog
 
 from millstream_schema.connectors import CommitAnswer, CommitResult, CommittingWriter
 from millstream_schema.control import (
@@ -42,6 +45,7 @@ from millstream_schema.model import StreamModel
 from millstream_schema.pipeline import Pipeline
 from millstream_schema.plan import PartitionedPlan
 
+from ..calls import make_all
 from ..chain import Chain
 from ..operators.base import MAX_WATERMARK
 from .assembly import Assembly
@@ -54,9 +58,11 @@ from .flushing import Flusher
 from .inputs import Alignment, InputChannel
 from .outputs import Outputs
 from .pace import Pace
+from .participants import SinkParticipants
 from .receiving import Receiver
 from .snapshotting import Snapshotter
 
+log = structlog.get_logger(__name__)
 IDLE_WAIT = 0.002
 LONG_WAIT = 0.05
 
@@ -99,6 +105,7 @@ class SubtaskRunner:
         self.alignment: Alignment
         self.snapshotter: Snapshotter
         self.committer: Committer
+        self.taking: SinkParticipants
 
     # -- starting -----------------------------------------------------------------------------------------------------------------
 
@@ -112,9 +119,12 @@ class SubtaskRunner:
         writers = parts.writers()
         self.outputs = parts.outputs()
         self.chain = parts.chain(writers, self.outputs)
+        if problems := parts.writer_problems(writers):
+            raise JobInvalid(problems)
         self._committing = {name: w for name, w in writers.items() if isinstance(w, CommittingWriter)}
         self.committer = Committer(self._committing, self._env.background, self.complete, self._commit_outcome)
         self.committer.add(parts.committables(self._committing))
+        self.taking = parts.taking(writers)
         self.committer.durable(d.restore_epoch)
         if d.mode is DeployMode.FINALIZE:
             return
@@ -134,6 +144,7 @@ class SubtaskRunner:
             self.outputs,
             self.snapshotter,
             self.committer,
+            self.taking,
             self.feed,
             self._env,
             self.counters,
@@ -292,8 +303,7 @@ class SubtaskRunner:
         if self._sealed is not None and self._sealed <= epoch:
             self._sealed = None
             self._terminal = 0
-        if self.feed is not None:
-            self.feed.driver.finish_commit(epoch, False)
+        self._finish_commit(epoch, False)
 
     # -- barriers ---------------------------------------------------------------------------------------------------------------------
 
@@ -336,10 +346,14 @@ class SubtaskRunner:
     def _storing(self) -> int:
         return 0 if self.checkpointer is None else self.checkpointer.storing
 
+    def _finish_commit(self, epoch: int, success: bool) -> None:
+        """Sinks first, then the source: it may give up its records once their effects are there. All hear of it, also when one fails."""
+        driver = None if self.feed is None else self.feed.driver
+        make_all(partial(p.finish_commit, epoch, success) for p in (self.taking, driver) if p is not None)
+
     def _commit_outcome(self, epoch: int, answer: CommitAnswer) -> None:
         if answer.result in (CommitResult.COMMITTED, CommitResult.ALREADY_COMMITTED):
-            if self.feed is not None:
-                self.feed.driver.finish_commit(epoch, True)
+            self._finish_commit(epoch, True)
             if self._ready:
                 if self._committing:
                     self._env.report(Committed(epoch))
@@ -411,12 +425,12 @@ class SubtaskRunner:
         self._env.report(Failed(cause_of(error), f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
-        """Release readers, writers and channels; errors while closing change nothing."""
+        """Release readers, writers and channels; errors while closing change nothing, and are logged."""
         for close in (self._close_source, self._close_chain, self._env.transport.close):
             try:
                 close()
-            except Exception:
-                pass  # user code's, too: the attempt is over; what it held dies with its connections
+            except Exception:  # user code's, too: the attempt is over; what it held dies with its connections
+                log.warning("closing failed", subtask=self.subtask.id, exc_info=True)
 
     def _close_source(self) -> None:
         if self.feed is not None:

@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable
 
 import msgspec
+import structlog
 
 from millstream_schema.control import Deployment, NodeMessage, SubtaskMessage, decode_to_node, encode
 
-from .wire import Boot, pack, receive
+from .wire import Boot, FrameTooLong, pack, receive
 
+log = structlog.get_logger(__name__)
 Deliver = Callable[[SubtaskMessage | None], None]
 
 
@@ -40,8 +42,10 @@ class _Process:
         self.send(msgspec.msgpack.encode(boot))
 
     def send(self, data: bytes) -> bool:
+        """Whether the pipe took it. Raises FrameTooLong."""
+        frame = pack(data)
         try:
-            self.sock.sendall(pack(data))
+            self.sock.sendall(frame)
         except OSError:
             return False
         return True
@@ -69,19 +73,35 @@ class ProcessChild:
 
     def _read(self) -> None:
         while True:
-            try:
-                data = receive(self._process.sock)
-            except OSError:
-                data = None
-            self._deliver(None if data is None else decode_to_node(data))
+            message = self._next()
+            self._deliver(message)
             self._wake()
-            if data is None:
+            if message is None:
                 return
+
+    def _next(self) -> SubtaskMessage | None:
+        """What the child says next; None when it is dead, or taken for dead: whoever cannot be understood is killed."""
+        try:
+            data = receive(self._process.sock)
+            return None if data is None else decode_to_node(data)
+        except FrameTooLong as exc:
+            log.error("a subtask's pipe is out of step; its process is killed", pid=self.pid, error=str(exc))
+        except OSError:
+            return None  # it ended in the middle of a message, or this end was closed
+        except Exception:
+            log.exception("a subtask's message cannot be decoded; its process is killed", pid=self.pid)
+        self._process.popen.kill()
+        return None
 
     def _write(self) -> None:
         """The pipe holds a few hundred kilobytes: a child that is stopped, or still importing, must not hold up its node."""
         while (data := self._outgoing.get()) is not None:
-            if not self._process.send(data):
+            try:
+                if not self._process.send(data):
+                    return
+            except FrameTooLong as exc:
+                log.error("a message to a subtask cannot be sent; its process is killed", pid=self.pid, error=str(exc))
+                self._process.popen.kill()
                 return
 
     def send(self, message: NodeMessage) -> None:

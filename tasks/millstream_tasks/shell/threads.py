@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from millstream_schema.connectors import SnapshotStorage
+from millstream_schema.connectors import LOCK_TIMEOUT, SnapshotStorage
 from millstream_schema.control import Deployment, Failed, Lease, NodeMessage, Stop, SubtaskMessage
 from millstream_schema.pipeline import FactoryRegistry
 from millstream_schema.ports import Clock
@@ -39,15 +39,8 @@ class ThreadChild:
         launcher = self._launcher
         background = ThreadBackground(f"subtask-{self._deployment.subtask}")
         try:
-            storage = launcher.storage(self._deployment.settings.checkpoints)
-        except Exception as exc:
-            self._report(Failed("start", f"{type(exc).__name__}: {exc}"))
-            return
-        environment = Environment(
-            self._transport, storage, launcher.clock, background, self._report, yield_thread, "memory", not launcher.encode
-        )
-        try:
-            runner = make_runner(launcher.registry, self._deployment, environment)
+            environment = self._environment(background)
+            runner = None if environment is None else make_runner(launcher.registry, self._deployment, environment)
             if runner is not None:
                 with self._lock:
                     self._runner = runner
@@ -57,6 +50,26 @@ class ThreadChild:
         finally:
             background.close()
             self._report(None)
+
+    def _environment(self, background: ThreadBackground) -> Environment | None:
+        """None after the failure was reported."""
+        launcher = self._launcher
+        try:
+            storage = launcher.storage(self._deployment.settings.checkpoints)
+        except Exception as exc:
+            self._report(Failed("start", f"{type(exc).__name__}: {exc}"))
+            return None
+        return Environment(
+            self._transport,
+            storage,
+            launcher.clock,
+            background,
+            self._report,
+            yield_thread,
+            "memory",
+            not launcher.encode,
+            launcher.lock_timeout,
+        )
 
     def _report(self, message: SubtaskMessage | None) -> None:
         if not self._killed:
@@ -87,13 +100,21 @@ class ThreadLauncher:
     """Starts subtasks as threads. ``encode``: channels go through the codec as between processes (on in tests)."""
 
     def __init__(
-        self, registry: FactoryRegistry, clock: Clock, storage: Callable[[str], SnapshotStorage], wake: Callable[[], None], *, encode: bool
+        self,
+        registry: FactoryRegistry,
+        clock: Clock,
+        storage: Callable[[str], SnapshotStorage],
+        wake: Callable[[], None],
+        *,
+        encode: bool,
+        lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
         self.registry = registry
         self.clock = clock
         self.storage = storage
         self.wake = wake
         self.encode = encode
+        self.lock_timeout = lock_timeout
         self.broker = MemoryBroker()
         self._children: list[ThreadChild] = []
 

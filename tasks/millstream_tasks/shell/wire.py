@@ -10,32 +10,45 @@ import struct
 
 import msgspec
 
+from millstream_schema.connectors import LOCK_TIMEOUT
+
 _LENGTH = struct.Struct("<I")
 MAX = 256 << 20
 
 
+class FrameTooLong(OSError):
+    """A frame above the bound: at the sender a message of ours is too large, at the receiver the pipe is out of step and of no more use."""
+
+
 class Boot(msgspec.Struct, frozen=True):
-    """First frame to a subtask process: what does not belong on a command line. ``pipelines``: ``module:attribute``."""
+    """First frame to a subtask process: what does not belong on a command line. ``pipelines``: ``module:attribute``.
+
+    ``idle_in_transaction_ms``: the installation's bound for a lock and an idle transaction at a database.
+    """
 
     pipelines: str
     transport: str
     checkpoints: str
     prefix: str
     channel_expiry_ms: int
+    idle_in_transaction_ms: int = round(LOCK_TIMEOUT * 1000)
 
 
 def pack(data: bytes) -> bytes:
+    """A frame. Raises FrameTooLong."""
+    if len(data) > MAX:
+        raise FrameTooLong(f"a message of {len(data)} bytes is too large for the pipe between node and subtask, which takes {MAX}")
     return _LENGTH.pack(len(data)) + data
 
 
 def receive(sock: socket.socket) -> bytes | None:
-    """Next frame; None at end of file. Raises TimeoutError when the socket has a timeout and nothing has begun to arrive."""
+    """Next frame; None at end of file. Raises TimeoutError when the socket has a timeout and nothing has begun to arrive, FrameTooLong for one that is no end of file."""
     head = _exactly(sock, _LENGTH.size)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
     if length > MAX:
-        return None
+        raise FrameTooLong(f"the pipe announces a frame of {length} bytes, at most {MAX} are sent: it is out of step")
     return _exactly(sock, length, begun=True)
 
 

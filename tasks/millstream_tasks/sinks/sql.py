@@ -21,7 +21,7 @@ from millstream_schema.connectors import (
 )
 from millstream_schema.errors import CodecError, CommitUnknown, SinkError
 from millstream_schema.target import statements
-from millstream_schema.target.connection import DEFAULT_LOCK_TIMEOUT, Connect, TargetConnection, Transaction, connect
+from millstream_schema.target.connection import Connect, TargetConnection, Transaction, connect
 from millstream_schema.target.failures import TargetRefused, TargetUnavailable
 from millstream_schema.target.urls import parse_url
 from millstream_schema.values import TypeRegistry, decode_column, encode_column
@@ -37,7 +37,7 @@ from millstream_tasks.sinks.segments import (
     missing_answer,
     missing_problems,
 )
-from millstream_tasks.sinks.sql_target import SqlFence, check_table, patiently, target_problems
+from millstream_tasks.sinks.sql_target import SqlFence, check_table, lock_limit, patiently, target_problems
 
 _CHUNK_BYTES = 4 << 20  # below MariaDB's default max_allowed_packet (16 MiB) with every byte escaped
 _KEPT_MARKERS = 128  # more than the epochs that may be pending (10) and the manifests that are kept (5), with room for savepoints
@@ -49,8 +49,9 @@ class SqlAppendSink:
 
     ``url``: sqlite:///file.db, postgresql://… or mysql://… (MariaDB too). The table is yours and must exist; four ``millstream_…`` tables
     are created beside it. ``columns``: where tuples go by position, dicts by key, objects by attribute. ``batch_rows``: records staged at
-    a time. ``lock_timeout`` (seconds): below a third of the job's lease. ``patience`` (seconds): how long a busy or lost target is tried
-    again before the subtask fails. ``missing``: what a committable becomes whose staging is gone, ``fail`` or ``warn``.
+    a time. ``lock_timeout`` (seconds): less than the installation's ``idle_in_transaction_ms``, which holds if none is given and is never
+    exceeded. ``patience`` (seconds): how long a busy or lost target is tried again before the subtask fails. ``missing``: what a
+    committable becomes whose staging is gone, ``fail`` or ``warn``.
     """
 
     kind = "sql-append"
@@ -63,7 +64,7 @@ class SqlAppendSink:
         columns: Sequence[str],
         *,
         batch_rows: int = 1000,
-        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        lock_timeout: float | None = None,
         patience: float = 20.0,
         missing: Missing = "fail",
         connect: Connect = connect,
@@ -92,12 +93,12 @@ class SqlAppendSink:
             problems.append(f"{name}: batch_rows is {self.batch_rows}; give 1 to 100000")
         return problems
 
-    def connection(self) -> TargetConnection:
+    def connection(self, context: ConnectorContext) -> TargetConnection:
         """A connection of this sink; opened by its first transaction."""
-        return self._connect(self.url, durable=True, lock_timeout=self.lock_timeout)
+        return self._connect(self.url, durable=True, lock_timeout=lock_limit(self.lock_timeout, context))
 
     def open(self, context: ConnectorContext) -> SqlAppendWriter:
-        segment, fence, connection = Segment.first(context), SqlFence(context), self.connection()
+        segment, fence, connection = Segment.first(context), SqlFence(context), self.connection(context)
         tables = statements.append_tables(connection.dialect)
         try:
             patiently(lambda: connection.ensure_tables(tables), context.guard, self.patience)
@@ -207,7 +208,7 @@ class Committer:
         self._sink = sink
         self._context = context
         self._fence = fence
-        self._connection = sink.connection()
+        self._connection = sink.connection(context)
         self._registry = TypeRegistry()
 
     def close(self) -> None:

@@ -41,6 +41,11 @@ def patiently(action: Callable[[], _T], guard: Callable[[], None], patience: flo
                 pause = min(2 * pause, 1.0)
 
 
+def lock_limit(given: float | None, context: ConnectorContext) -> float:
+    """Seconds for a lock and an idle transaction: what the user gave, never more than the lease of this installation bears."""
+    return context.lock_timeout if given is None else min(given, context.lock_timeout)
+
+
 class SqlFence:
     """The fence row of one (job, operator), seen from one generation."""
 
@@ -89,7 +94,7 @@ def check_table(connection: TargetConnection, table: str, columns: Sequence[str]
         ) from error
 
 
-def target_problems(name: str, url: str, table: str, columns: Sequence[str], lock_timeout: float) -> list[str]:
+def target_problems(name: str, url: str, table: str, columns: Sequence[str], lock_timeout: float | None) -> list[str]:
     """What is wrong with what every SQL sink is configured with."""
     problems = []
     try:
@@ -104,6 +109,6 @@ def target_problems(name: str, url: str, table: str, columns: Sequence[str], loc
             problems.append(f"{name}: {error}")
     if table.rpartition(".")[2] in statements.OWN_TABLES:
         problems.append(f"{name}: table {table} is Millstream's own; write into a table of yours")
-    if not 0.05 <= lock_timeout <= 3600:
+    if lock_timeout is not None and not 0.05 <= lock_timeout <= 3600:
         problems.append(f"{name}: lock_timeout is {lock_timeout} s; give 0.05 to 3600 s, below a third of the job's lease")
     return problems

@@ -13,12 +13,12 @@ from typing import Any
 from millstream_schema.connectors import ConnectorContext, Json, SinkCapability
 from millstream_schema.errors import ConfigurationError, SinkError
 from millstream_schema.target import statements
-from millstream_schema.target.connection import DEFAULT_LOCK_TIMEOUT, Connect, TargetConnection, connect
+from millstream_schema.target.connection import Connect, TargetConnection, connect
 from millstream_schema.target.failures import TargetRefused
 from millstream_schema.target.urls import parse_url
 from millstream_tasks.sinks.rows import Row, RowMapper
 from millstream_tasks.sinks.segments import Segment, column_problems
-from millstream_tasks.sinks.sql_target import SqlFence, check_table, patiently, target_problems
+from millstream_tasks.sinks.sql_target import SqlFence, check_table, lock_limit, patiently, target_problems
 
 
 class SqlUpsertSink:
@@ -40,7 +40,7 @@ class SqlUpsertSink:
         key_columns: Sequence[str],
         *,
         batch_rows: int = 1000,
-        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        lock_timeout: float | None = None,
         patience: float = 20.0,
         durable: bool = True,
         connect: Connect = connect,
@@ -81,7 +81,8 @@ class SqlUpsertSink:
 
     def open(self, context: ConnectorContext) -> SqlUpsertWriter:
         Segment.first(context)  # the fence is kept under the same names, with the same bounds
-        fence, connection = SqlFence(context), self._connect(self.url, durable=self.durable, lock_timeout=self.lock_timeout)
+        fence = SqlFence(context)
+        connection = self._connect(self.url, durable=self.durable, lock_timeout=lock_limit(self.lock_timeout, context))
         tables = statements.fence_table(connection.dialect)
         try:
             patiently(lambda: connection.ensure_tables(tables), context.guard, self.patience)

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from millstream_schema.connectors import Handle
+from millstream_schema.connectors import LOCK_TIMEOUT, Handle
 from millstream_schema.errors import CommitUnknown, SnapshotMissing, StorageError, StorageUnavailable
 from millstream_schema.target import snapshot_statements as statements
-from millstream_schema.target.connection import DEFAULT_LOCK_TIMEOUT, Connect, Transaction, connect
+from millstream_schema.target.connection import Connect, Transaction, connect
 from millstream_schema.target.failures import TargetBusy, TargetRefused, TargetUnavailable
 from millstream_tasks.snapshots.keys import checked_key, checked_prefix, handle_for, verified
 
@@ -30,7 +30,7 @@ class SqlSnapshots:
     Meant for blobs up to some 64 MiB. ``lock_timeout`` (seconds): below a third of the job's lease.
     """
 
-    def __init__(self, url: str, *, lock_timeout: float = DEFAULT_LOCK_TIMEOUT, connect: Connect = connect) -> None:
+    def __init__(self, url: str, *, lock_timeout: float = LOCK_TIMEOUT, connect: Connect = connect) -> None:
         self._connection = connect(url, durable=True, lock_timeout=lock_timeout)
         self._lock = threading.Lock()
         self._ready = False

@@ -97,6 +97,11 @@ class RedisStreamSource:
             found.append(f"decode={self._decode!r} is no encoding; write one such as 'utf-8', or None for bytes")
         return found + negative_problems(poll_interval=self._poll_interval, give_up=self._give_up)
 
+    @property
+    def give_up(self) -> float:
+        """Seconds of not reaching Redis, in reading and in looking for streams."""
+        return self._give_up
+
     def discover(self, known: frozenset[str]) -> list[Split]:
         names = dict.fromkeys(self._streams)
         if self._match is not None:

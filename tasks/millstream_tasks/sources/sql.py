@@ -115,7 +115,7 @@ class SqlKeySource:
         return [] if "0" in known else [Split("0")]
 
     def open(self, split: Split, cursor: Json, context: ConnectorContext) -> SqlKeyReader:
-        connection = connect(self._url, durable=False, connection=ReadConnection)
+        connection = connect(self._url, durable=False, lock_timeout=context.lock_timeout, connection=ReadConnection)
         assert isinstance(connection, ReadConnection)
         parameters: list[Any] = []
         if self._settle is not None:

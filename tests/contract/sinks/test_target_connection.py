@@ -8,6 +8,7 @@ import uuid
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from tests.contract.sinks.worlds import World, records
 
@@ -15,12 +16,15 @@ from millstream_schema.connectors import CommitResult
 from millstream_schema.errors import CommitUnknown, ConfigurationError, SinkError, StoreUnavailable
 from millstream_schema.target import connection as door
 from millstream_schema.target import statements
-from millstream_schema.target.connection import connect
+from millstream_schema.target.connection import TargetConnection, connect
 from millstream_schema.target.dialects import DIALECTS
 from millstream_schema.target.failures import TargetBusy, TargetRefused, TargetUnavailable
 from millstream_schema.target.urls import parse_url
+from millstream_tasks.opening import open_storage
 from millstream_tasks.sinks import sql
 from millstream_tasks.sinks.sql import SqlAppendSink
+from millstream_tasks.sinks.upsert import SqlUpsertSink
+from millstream_tasks.snapshots.sql import SqlSnapshots
 
 
 def test_a_lock_that_another_holds_is_waited_for_no_longer_than_the_timeout(sql_world: Any) -> None:
@@ -54,6 +58,46 @@ def test_a_transaction_that_idles_is_ended_by_the_database(kind: str, request: p
         again.execute("DROP TABLE idle_rows")
     sleeper.close()
     other.close()
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, 0.25), (0.1, 0.1), (60.0, 0.25)])
+def test_sinks_wait_for_locks_no_longer_than_the_installation_says(sql_world: Any, given: float | None, limit: float) -> None:
+    """Below a third of the lease whatever the sink was built with; a sink may ask for less."""
+    asked: list[float] = []
+
+    def counting(url: str, *, durable: bool, lock_timeout: float) -> TargetConnection:
+        asked.append(lock_timeout)
+        return connect(url, durable=durable, lock_timeout=lock_timeout)
+
+    sql_world.run(f"CREATE UNIQUE INDEX one_id_{sql_world.table} ON {sql_world.table} (id)")
+    context = msgspec.structs.replace(sql_world.context(), lock_timeout=0.25)
+    options: dict[str, Any] = {"connect": counting, "lock_timeout": given}
+    SqlAppendSink(sql_world.url, sql_world.table, ["id", "name"], **options).open(context).close()
+    assert asked == [limit] * 2  # writing and committing
+    SqlUpsertSink(sql_world.url, sql_world.table, ["id", "name"], ["id"], **options).open(context).close()
+    assert asked == [limit] * 3
+
+
+@pytest.mark.parametrize("kind", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("mariadb", marks=pytest.mark.mariadb)])
+def test_checkpoint_storage_waits_for_locks_no_longer_than_it_is_told(kind: str, request: pytest.FixtureRequest) -> None:
+    """The limit of the installation reaches the session; MariaDB knows whole seconds, and never more of them."""
+    storage = open_storage(request.getfixturevalue(f"{kind}_url"), 2.5)
+    assert isinstance(storage, SqlSnapshots)
+    ask = {
+        "postgres": "SELECT current_setting('lock_timeout'), current_setting('idle_in_transaction_session_timeout')",
+        "mariadb": "SELECT @@innodb_lock_wait_timeout, @@idle_transaction_timeout",
+    }
+    with storage._connection.transaction() as transaction:
+        assert transaction.fetch(ask[kind]) == [{"postgres": ("2500ms", "2500ms"), "mariadb": (2, 2)}[kind]]
+    storage.close()
+
+
+def test_an_error_of_a_target_is_one_line(sql_world: Any) -> None:
+    """Drivers draw: psycopg repeats the statement and puts a caret under it. It is stored as the reason of a failure."""
+    with pytest.raises(TargetRefused) as caught, sql_world.reader.transaction() as transaction:
+        transaction.fetch("SELECT nothing_such FROM nowhere_at_all WHERE id = 1")
+    assert "nowhere_at_all" in str(caught.value)
+    assert not set("\n^") & set(str(caught.value))
 
 
 def test_a_session_that_was_killed_between_transactions_is_opened_again(sql_world: Any) -> None:

@@ -244,6 +244,17 @@ def test_an_unreachable_server_is_an_empty_read_and_then_an_error() -> None:
         reader.close()
 
 
+def test_looking_for_streams_on_an_unreachable_server_is_an_outage_and_a_pattern_is_not_needed_for_named_ones() -> None:
+    """Property: SourceUnavailable, which the runner waits out for give_up seconds; named streams are known without asking; no secrets."""
+    source = RedisStreamSource("redis://u:s3cret@127.0.0.1:1/0", [], match="orders:*", give_up=7)
+    with pytest.raises(SourceUnavailable, match=r"orders:\*.*127\.0\.0\.1") as caught:
+        source.discover(frozenset())
+    assert "s3cret" not in str(caught.value)
+    assert source.give_up == 7
+    named = RedisStreamSource("redis://127.0.0.1:1/0", ["s"])
+    assert named.discover(frozenset()) == [Split("s")]
+
+
 def test_wrong_options_are_listed_and_the_password_is_nowhere() -> None:
     """Property: problems() lists everything; config() identifies without secrets; a foreign cursor is refused."""
     assert len(RedisStreamSource("http://x", [], decode="no", poison="no", give_up=-1).problems()) == 5

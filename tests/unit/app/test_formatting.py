@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.formatting import brief, milliseconds
-from millstream.reasons import one_line
+from millstream_schema.reasons import one_line
 
 CARET = """OperatorError: operator 'm' failed: UndefinedTable: relation "nowhere" does not exist
 LINE 1: select nothing from nowhere

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tests.unit.tasks.parts import HandChannel, HandLanes, HandTransport, output_edge, quiet_world
+from tests.unit.tasks.parts import HandChannel, HandLanes, HandTransport, at_ease, output_edge, quiet_world
 
 from millstream import JobBuilder, Pipelines
 from millstream.testing.outside import SimStorage
@@ -121,7 +121,9 @@ def split(name: str, cursor: Any = None, operator: str = "in") -> SplitState:
 def spoken(seed: str, epochs: int = 5) -> list[Frame]:
     """What one sender says: records, watermarks, statuses and barriers in any order, as the product's own outputs number and encode them."""
     rng, transport = random.Random(seed), HandTransport()
-    outputs = Outputs([output_edge(Partitioning.REBALANCE, 1, transport=transport, objects=False, capacity=10_000, batch_records=3)])
+    outputs = Outputs(
+        [output_edge(Partitioning.REBALANCE, 1, transport=transport, objects=False, capacity=10_000, batch_records=3)], at_ease
+    )
     mark = epoch = 0
     for n in range(60):
         what = rng.choice("rrrrwwsb")

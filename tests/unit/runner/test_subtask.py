@@ -8,16 +8,18 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
+import structlog
 from tests.unit.runner.rig import Rig, split, spoken
 from tests.unit.tasks.parts import REGISTRY, HandChannel, HandTransport
 
 from millstream import JobBuilder, ProcessFunction
 from millstream_schema.channels import Frame
 from millstream_schema.connectors import Committable, ConnectorContext, Json, Read, SinkCapability, SourceCapability, Split
-from millstream_schema.control import Abort, Ack, Durable, Exhausted, Failed, NodeMessage, Run, Trigger, WantsEpoch
+from millstream_schema.control import Abort, Ack, Durable, Exhausted, Failed, Lease, NodeMessage, Run, Trigger, WantsEpoch
 from millstream_schema.control import EpochKind as E
 from millstream_schema.envelope import Envelope, Kind, decode_envelope
 from millstream_schema.errors import ChannelLost, Fenced, SourceError
+from millstream_tasks.runner.environment import LeaseExpired
 from millstream_tasks.runner.subtask import LONG_WAIT
 from millstream_tasks.shell.driving import drive
 from millstream_tasks.sinks.memory import CollectSink, CollectTarget
@@ -542,3 +544,66 @@ def test_t49_closing_twice_and_before_it_has_started_is_harmless() -> None:
     late.runner.close()
     late.runner.close()
     assert sink.closed == 2 and source.readers["a"].closed
+
+
+def test_a_failing_close_is_in_the_log() -> None:
+    """It changes no verdict and is not hidden."""
+    source, sink = Fed("a"), Fencing()
+    source.closing["a"] = SourceError("the group has thrown this member out")
+    rig = Rig(failing(source, sink), "in:0", splits=[split("a")], guarantee="EFFECTIVELY_ONCE").running()
+    with structlog.testing.capture_logs() as logs:
+        rig.runner.close()
+    assert [(entry["subtask"], entry["log_level"]) for entry in logs] == [("in:0", "warning")] * 2
+
+
+# -- the lease
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+def test_a_subtask_that_slept_through_its_lease_within_a_step_publishes_nothing_more(held_back: bool) -> None:
+    """SIGSTOP between the look at the step's beginning and the publish: it looks before each."""
+    source = Fed("a")
+    rigs: list[Rig] = []
+
+    def sleeps(value: int) -> int:
+        if value == 2:
+            rigs[0].world.now += 60
+        return value
+
+    def define(job: JobBuilder) -> None:
+        job.edges(capacity=1 if held_back else 100, batch_records=1)
+        mapped = job.source(source, uid="in").map(sleeps, uid="sleeps")
+        mapped.rebalance().map(str, uid="same", parallelism=2).sink_to(CollectSink("out", CollectTarget()), uid="out", parallelism=2)
+
+    rig = Rig(define, "in:0", splits=[split("a")], source_batch=2)
+    rigs.append(rig)
+    rig.running()
+    rig.tell(Lease(rig.runner._env.clock.monotonic() + 10))
+    source.ready["a"] += [0, 1]
+    rig.after(0.1)
+    sent = [len(channel.sent) for channel in rig.downstream()]
+    assert sum(sent) == 2
+    source.ready["a"] += [2, 3]
+    if held_back:
+        for channel in rig.downstream():
+            channel.processed(1)
+    with pytest.raises(LeaseExpired):
+        rig.after(0.1)
+    assert [len(channel.sent) for channel in rig.downstream()] == sent
+
+
+def test_what_user_code_raises_is_one_line_in_the_reason() -> None:
+    """A drawing of a driver's, or a report of many lines, stays out of rows and tables; no word is lost."""
+    source = Fed("a")
+    source.ready["a"].append(1)
+
+    def draws(_value: int) -> int:
+        raise ValueError('relation "x" does not exist\nLINE 1: SELECT * FROM x\n                      ^\nDETAIL:  none')
+
+    def define(job: JobBuilder) -> None:
+        job.source(source, uid="in").map(draws, uid="draws").sink_to(CollectSink("out", CollectTarget()), uid="out")
+
+    script = Script(told(Run()), lambda _: None, lambda _: None)
+    rig = driven(define, script, splits=[split("a")])
+    (failed,) = rig.said(Failed)
+    assert failed.detail == "OperatorError: operator 'draws' failed: ValueError: relation \"x\" does not exist DETAIL: none"

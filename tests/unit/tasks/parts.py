@@ -27,6 +27,10 @@ def quiet_world() -> World:
     return World(0, Faults())
 
 
+def at_ease() -> None:
+    """A guard whose lease never passes."""
+
+
 class HandLanes:
     """Background work that is done when the test says so."""
 

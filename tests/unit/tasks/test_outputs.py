@@ -12,16 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.coordinator.rows import model
-from tests.unit.tasks.parts import REGISTRY, SHARDS, HandTransport, output_edge
+from tests.unit.tasks.parts import REGISTRY, SHARDS, HandTransport, at_ease, output_edge
 
+from millstream import JobBuilder, Pipelines
 from millstream_schema.canonical import shard_of
 from millstream_schema.channels import ChannelId
-from millstream_schema.envelope import Barrier, Envelope, Kind, decode_envelope
-from millstream_schema.errors import ChannelMissing, KeyRefused, MillstreamError, OperatorError
+from millstream_schema.envelope import HEAD_BYTES, Barrier, Envelope, Kind, decode_envelope, encode_batches
+from millstream_schema.errors import ChannelMissing, CodecError, JobInvalid, KeyRefused, MillstreamError, OperatorError
 from millstream_schema.model import Partitioning
-from millstream_schema.plan import compile_plan
+from millstream_schema.pipeline import planned
+from millstream_schema.plan import MIN_BATCH_BYTES, compile_plan
 from millstream_tasks.operators.base import Batch
 from millstream_tasks.runner.outputs import OutputEdge, Outputs
+from millstream_tasks.sinks.memory import CollectSink, CollectTarget
+from millstream_tasks.sources.memory import CollectionSource
 
 H, R, B = Partitioning.HASH, Partitioning.REBALANCE, Partitioning.BROADCAST
 KEYS: list[Any] = [0, 1, True, 1.0, Decimal("1.00"), -0.0, "1", b"1", None, ("a", 1), 10**30, -(2**63), "é", "", 2.5, False]
@@ -132,7 +136,7 @@ def test_a_key_function_that_fails_names_its_operator() -> None:
 def test_numbers_are_contiguous_over_all_kinds_and_the_epoch_is_the_last_barrier() -> None:
     """Records are flushed before anything that must not overtake them."""
     edge = output_edge(R, 1, objects=False, batch_records=2)
-    outputs = Outputs([edge])
+    outputs = Outputs([edge], at_ease)
     outputs.emit(Batch([1, 2, 3]))
     outputs.emit_watermark(5)
     outputs.emit(Batch([4]))
@@ -158,7 +162,7 @@ def test_numbers_are_contiguous_over_all_kinds_and_the_epoch_is_the_last_barrier
 def test_d2_d3_barriers_and_watermarks_go_to_every_channel_of_every_edge() -> None:
     """Side outputs' channels, too."""
     edges = [output_edge(H, 3, key=lambda r: r), output_edge(R, 2)]
-    outputs = Outputs(edges)
+    outputs = Outputs(edges, at_ease)
     outputs.emit_watermark(5)
     outputs.barrier(1, "checkpoint")
     for channel in outputs.channels:
@@ -179,6 +183,42 @@ def test_a_batch_is_cut_by_records_and_by_bytes() -> None:
     assert all(len(f.data) < 2300 for f in edge.channels[0]._waiting)
 
 
+def test_a_record_above_batch_bytes_is_refused_with_its_size() -> None:
+    """It can be sent in no envelope; records that fit alone are sent, each in one."""
+    fits = output_edge(R, 1, objects=False, batch_bytes=MIN_BATCH_BYTES)
+    fits.write(Batch(["x" * 300] * 5))
+    fits.channels[0].flush()
+    assert all(len(f.data) <= MIN_BATCH_BYTES for f in fits.channels[0]._waiting)
+    edge = output_edge(R, 1, objects=False, batch_bytes=MIN_BATCH_BYTES)
+    edge.write(Batch(["x" * 2000]))
+    with pytest.raises(CodecError, match=rf"one record of 20\d\d bytes does not fit into an envelope of {MIN_BATCH_BYTES}"):
+        edge.channels[0].flush()
+
+
+@pytest.mark.parametrize("bound", [1, HEAD_BYTES])
+def test_a_bound_without_room_for_a_record_is_refused_as_such(bound: int) -> None:
+    """Not as a record that is too large: no record would fit."""
+    with pytest.raises(CodecError, match=f"{bound} bytes has no room for a record.*raise batch_bytes"):
+        encode_batches([1], None, REGISTRY, max_bytes=bound)
+
+
+def test_a_plan_with_batch_bytes_below_the_least_is_refused_and_the_least_is_taken() -> None:
+    """When it is compiled, the edge named."""
+
+    def compiled(batch_bytes: int) -> None:
+        def define(job: JobBuilder) -> None:
+            job.edges(batch_bytes=batch_bytes)
+            job.source(CollectionSource([1]), uid="in").rebalance().sink_to(CollectSink("out", CollectTarget()), uid="out", parallelism=2)
+
+        pipelines = Pipelines()
+        pipelines.define("job")(lambda job, _config: define(job))
+        planned(pipelines.build("job"), None, {})
+
+    compiled(MIN_BATCH_BYTES)
+    with pytest.raises(JobInvalid, match=f"'in->out': batch_bytes must be at least {MIN_BATCH_BYTES}, not {MIN_BATCH_BYTES - 1}"):
+        compiled(MIN_BATCH_BYTES - 1)
+
+
 # -- the window
 
 
@@ -189,7 +229,7 @@ def test_t51_the_window_is_never_exceeded_and_everything_arrives(seed: int) -> N
     transport = HandTransport()
     capacity = rng.choice((1, 2, 8))
     edge = output_edge(R, 2, transport=transport, capacity=capacity, batch_records=3)
-    outputs = Outputs([edge])
+    outputs = Outputs([edge], at_ease)
     wires = list(transport.channels.values())
     total = 0
     for n in range(200):
@@ -221,7 +261,7 @@ def test_t52_a_full_window_holds_its_own_channel_only() -> None:
     """The other targets go on while one consumer is slow."""
     transport = HandTransport()
     edge = output_edge(B, 2, transport=transport, capacity=2, batch_records=1)
-    outputs = Outputs([edge])
+    outputs = Outputs([edge], at_ease)
     slow, fast = transport.channels.values()
     for n in range(10):
         outputs.emit(Batch([n]))
@@ -234,7 +274,7 @@ def test_t52_a_full_window_holds_its_own_channel_only() -> None:
 def test_nothing_is_sent_before_the_outputs_are_connected() -> None:
     """READY comes first; what was emitted meanwhile waits."""
     edge = output_edge(R, 1)
-    outputs = Outputs([edge])
+    outputs = Outputs([edge], at_ease)
     outputs.emit(Batch([1]))
     outputs.flush()
     assert outputs.pump() == 1

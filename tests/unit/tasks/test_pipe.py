@@ -9,10 +9,13 @@ import sys
 import threading
 import time
 
-from millstream_schema.control import Deployment, DeployMode, Lease
+import pytest
+
+from millstream_schema.control import Deployment, DeployMode, Failed, Lease, SubtaskMessage, encode
 from millstream_schema.settings import StreamSettings
+from millstream_tasks.shell import wire
 from millstream_tasks.shell.processes import ProcessChild, _Process
-from millstream_tasks.shell.wire import pack, receive
+from millstream_tasks.shell.wire import FrameTooLong, pack, receive
 
 DEPLOYMENT = Deployment(
     job="j",
@@ -67,3 +70,47 @@ def test_sending_to_a_child_that_does_not_read_does_not_hold_up_its_node() -> No
     process.other_end.close()
     assert ended.wait(10)
     assert process.popen.wait(10) != 0
+
+
+@pytest.mark.parametrize("said", [pack(b"\xc1 not of ours"), struct.pack("<I", wire.MAX + 1) + b"x"], ids=["undecodable", "too long"])
+def test_a_child_that_cannot_be_understood_counts_as_dead_and_is_killed(said: bytes) -> None:
+    """What it said before is delivered; the node is told, and does not keep a subtask it can no longer hear."""
+    process, ended = Deaf(), threading.Event()
+    heard: list[SubtaskMessage | None] = []
+
+    def deliver(message: SubtaskMessage | None) -> None:
+        heard.append(message)
+        if message is None:
+            ended.set()
+
+    child = ProcessChild(process, DEPLOYMENT, deliver, lambda: None)
+    failed = Failed("channel", "lost")
+    process.other_end.sendall(pack(encode(failed)) + said)
+    assert ended.wait(10)
+    assert heard == [failed, None]
+    assert process.popen.wait(10) != 0
+    child.kill()
+    process.other_end.close()
+
+
+def test_a_message_that_no_pipe_takes_ends_the_child_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deployment would never reach it, and the node would wait for a child that does nothing."""
+    monkeypatch.setattr(wire, "MAX", 16)
+    process, ended = Deaf(), threading.Event()
+    child = ProcessChild(process, DEPLOYMENT, lambda message: ended.set() if message is None else None, lambda: None)
+    assert process.popen.wait(10) != 0
+    process.other_end.close()
+    assert ended.wait(10)
+    child.kill()
+
+
+def test_a_frame_above_the_bound_is_an_error_at_both_ends_and_no_end_of_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender says how large it was; the receiver that it is out of step."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(pack(b"x" * 17))
+        monkeypatch.setattr(wire, "MAX", 16)
+        with pytest.raises(FrameTooLong, match="17 bytes is too large"):
+            pack(b"x" * 17)
+        with pytest.raises(FrameTooLong, match="17 bytes, at most 16"):
+            receive(ours)
