@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from millstream_schema import settings
 from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, MillstreamError
 from millstream_schema.model import EdgeConfig, Override
@@ -18,14 +19,7 @@ from millstream_schema.pipeline import FactoryRegistry
 from millstream_schema.settings import RestartPolicy, StreamSettings
 from millstream_tasks.subtask_main import load_registry
 
-UNITS = {
-    "retained": "epochs",
-    "max_uncommitted": "epochs",
-    "max_aborts": "epochs",
-    "source_batch": "records",
-    "max_segments": "segments",
-    "failures": "restarts",
-    "stalls": "restarts",
+UNITS = settings.UNITS | {
     "capacity": "envelopes",
     "batch_records": "records",
     "batch_bytes": "bytes",

@@ -16,14 +16,13 @@ import sqlalchemy as sa
 import typer
 
 from millstream_schema.ports import SystemClock
-from millstream_schema.reasons import one_line
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION
 
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
-from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, jobs_app
+from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
 from .cli_tasks import reviews_app, tasks_app
 from .client import reachable
 from .dev import DevCluster
@@ -155,8 +154,7 @@ def dev(
             except KeyboardInterrupt:
                 return
         else:
-            row = cluster.jobs.wait(row.id, told=formatting.notice)
-            formatting.show(f"{row.name} is {row.state}" + (f": {one_line(row.reason)}" if row.reason else ""))
+            ended_or_asked(cluster.jobs, row, "", wait=True, timeout=None, as_json=False)
 
 
 __all__ = ["main"]

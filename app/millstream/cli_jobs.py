@@ -64,7 +64,7 @@ def submit(
             pipeline, name=name, config=values, parallelism=parallelism, settings=settings, overrides=overrides, savepoint=savepoint, lenient=lenient,
             repeat_effects=repeat_effects, renames=renames,
         )  # fmt: skip
-        _ended_or_asked(jobs, row, f"submitted {row.name} as {row.id}", wait, timeout, as_json)
+        ended_or_asked(jobs, row, f"submitted {row.name} as {row.id}", wait, timeout, as_json)
 
 
 @jobs_app.command("resume")
@@ -92,7 +92,7 @@ def resume(
             name, config=values, parallelism=parallelism, settings=settings, overrides=overrides, lenient=lenient, repeat_effects=repeat_effects,
             renames=renames,
         )  # fmt: skip
-        _ended_or_asked(jobs, row, f"{row.name} goes on from epoch {row.newest_durable}", wait, timeout, as_json)
+        ended_or_asked(jobs, row, f"{row.name} goes on from epoch {row.newest_durable}", wait, timeout, as_json)
 
 
 @jobs_app.command("list")
@@ -145,7 +145,7 @@ def cancel(ctx: typer.Context, name: Name, wait: WaitFlag = False, timeout: Time
     """Stop now; what is durable is committed, the rest rolled back."""
     with ctx.obj.jobs() as jobs:
         row = jobs.cancel(name)
-        _ended_or_asked(jobs, row, f"{row.name} is asked to stop", wait, timeout, as_json)
+        ended_or_asked(jobs, row, f"{row.name} is asked to stop", wait, timeout, as_json)
 
 
 @jobs_app.command("drain")
@@ -153,7 +153,7 @@ def drain(ctx: typer.Context, name: Name, wait: WaitFlag = False, timeout: Timeo
     """End the sources where they are, process what was taken, commit, finish."""
     with ctx.obj.jobs() as jobs:
         row = jobs.drain(name)
-        _ended_or_asked(jobs, row, f"{row.name} is asked to drain", wait, timeout, as_json)
+        ended_or_asked(jobs, row, f"{row.name} is asked to drain", wait, timeout, as_json)
 
 
 @jobs_app.command("suspend")
@@ -169,7 +169,7 @@ def suspend(
     with ctx.obj.jobs() as jobs:
         chosen = jobs.suspend(name, savepoint)
         row = jobs.find(name)
-        _ended_or_asked(jobs, row, f"{row.name} is asked to suspend with savepoint {chosen}", wait, timeout, as_json, savepoint=chosen)
+        ended_or_asked(jobs, row, f"{row.name} is asked to suspend with savepoint {chosen}", wait, timeout, as_json, savepoint=chosen)
 
 
 @jobs_app.command("commit")
@@ -177,7 +177,7 @@ def commit(ctx: typer.Context, name: Name, wait: WaitFlag = False, timeout: Time
     """Carry out the pending commits of an ended job."""
     with ctx.obj.jobs() as jobs:
         row = jobs.commit(name)
-        _ended_or_asked(jobs, row, f"the pending commits of {row.name} are carried out", wait, timeout, as_json)
+        ended_or_asked(jobs, row, f"the pending commits of {row.name} are carried out", wait, timeout, as_json)
 
 
 @jobs_app.command("savepoint")
@@ -219,8 +219,8 @@ def metrics(ctx: typer.Context) -> None:
         typer.echo(jobs.metrics(), nl=False)
 
 
-def _ended_or_asked(jobs: Jobs, row: JobRow, said: str, wait: bool, timeout: float | None, as_json: bool, **more: str) -> None:
-    """Show the job as it is, or as it ended. Raises JobFailed, also when commits are left pending."""
+def ended_or_asked(jobs: Jobs, row: JobRow, said: str, wait: bool, timeout: float | None, as_json: bool, **more: str) -> None:
+    """Show the job as it is, or with ``wait`` as it ended. Also for ``millstream dev --run``. Raises JobFailed, also when commits are left pending."""
     failed: JobFailed | None = None
     if wait:
         try:
@@ -233,9 +233,5 @@ def _ended_or_asked(jobs: Jobs, row: JobRow, said: str, wait: bool, timeout: flo
         formatting.show_json(formatting.job_line(row) | more)
     elif failed is None:
         formatting.show(said)
-    if failed is None and wait and row.pending_commits != "[]":
-        failed = JobFailed(
-            f"job {row.name!r} is {row.state}, but commits are pending: see `millstream jobs status {row.name}`, then `millstream jobs commit {row.name}`"
-        )
     if failed is not None:
         raise failed

@@ -18,8 +18,8 @@ import msgspec
 import sqlalchemy as sa
 
 from millstream_coordinator.operations import Operations, Submission
-from millstream_coordinator.status import describe_epoch, epoch_line
-from millstream_schema.connectors import Json
+from millstream_coordinator.status import describe_epoch, epoch_lines
+from millstream_schema.connectors import Committable, Json
 from millstream_schema.errors import (
     ConfigurationError,
     JobFailed,
@@ -53,6 +53,8 @@ Rows = list[JobRow]
 _SAVEPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}\Z")
 _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 2.0
+_NAMED = 5
+"""Pending commits that a message names."""
 
 
 class Jobs:
@@ -287,7 +289,7 @@ class Jobs:
         """The newest epochs of a job; or one durable epoch with its offsets, segments and committables. Raises JobNotFound, SnapshotMissing."""
         row = self.find(name)
         if epoch is None:
-            return self._read(lambda tx: [epoch_line(e) for e in epochs.list_epochs(tx, row.id, limit)])
+            return self._read(lambda tx: epoch_lines(tx, row, limit))
         known = self._read(lambda tx: epochs.manifest_epochs(tx, row.id))
         if epoch not in known:
             kept = ", ".join(map(str, known)) or "none yet"
@@ -298,7 +300,8 @@ class Jobs:
         self, name: str, states: Collection[JobState] = (), timeout: float | None = None, *, told: Callable[[str], None] | None = None
     ) -> JobRow:
         """Until the job is in one of ``states`` or has ended. ``timeout`` in seconds. ``told`` is called with what keeps the job from going on (no node, too few slots), when
-        it has been so for two seconds and each time it changes. Raises JobFailed with the causes (unless FAILED was waited for), TimeoutError."""
+        it has been so for two seconds and each time it changes. Raises JobFailed with the causes (unless FAILED was waited for), also for a job that has ended with commits
+        pending (unless its state was waited for); TimeoutError."""
         job = self.find(name).id
         watch = _Watch(self.obstacle, told, self._clock)
         for last in self._polled(timeout):
@@ -308,6 +311,8 @@ class Jobs:
             if row.state is JobState.FAILED:
                 raise JobFailed(f"job {row.name!r} failed: {one_line(row.reason) or 'no reason was recorded'}")
             if row.state.ended:
+                if row.pending_commits != "[]":
+                    raise JobFailed(_uncommitted(row))
                 return row
             if last:
                 why = "; ".join(filter(None, (one_line(row.reason), self.obstacle(job))))
@@ -353,6 +358,17 @@ class _Watch:
         if text and text != self._said:
             self._told(f"job {row.name!r} is {row.state}: {text}")
         self._said = text
+
+
+def _uncommitted(row: JobRow) -> str:
+    """The output of a job that has ended is not all visible: which, why, and what to do."""
+    found = msgspec.json.decode(row.pending_commits, type=list[Committable])
+    named = ", ".join(f"{c.operator} of epoch {c.epoch} ({c.rows} rows)" for c in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return (
+        f"job {row.name!r} is {row.state}, but commits are pending: {named}{more}; nothing of it is lost. "
+        f"See `millstream jobs status {row.name}`, then `millstream jobs commit {row.name}`"
+    )
 
 
 def _unbuilt(pipeline: str, config: dict[str, Json], exc: Exception) -> str:

@@ -73,12 +73,16 @@ class DevCluster:
     def __enter__(self) -> DevCluster:
         i = self.installation
         self.database = Database(i.database, self._clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
-        create_schema(self.database)
-        self.operations = Operations(self.database)
-        self.registry = load_registry(self._pipelines)
-        self.jobs = Jobs(self.installation, self.registry, self._namespace, database=self.database)
-        self.start_nodes(self._count)
-        threading.Thread(target=self._supervise, name="millstream-dev", daemon=True).start()
+        try:
+            create_schema(self.database)
+            self.operations = Operations(self.database)
+            self.registry = load_registry(self._pipelines)
+            self.jobs = Jobs(self.installation, self.registry, self._namespace, database=self.database)
+            self.start_nodes(self._count)
+            threading.Thread(target=self._supervise, name="millstream-dev", daemon=True).start()
+        except BaseException:  # whoever fails to enter does not come to __exit__
+            self.close()
+            raise
         return self
 
     def start_nodes(self, count: int) -> None:
@@ -118,6 +122,10 @@ class DevCluster:
         return self.jobs.wait(job, (*states, JobState.FAILED), timeout)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the nodes that were started, then give the connections back and remove a temporary directory."""
         self._closing.set()
         for process in self.nodes.values():
             if process.stdin is not None:

@@ -92,6 +92,15 @@ class EmbeddedCluster:
         clock = SystemClock()
         i = self._installation
         self.database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
+        try:
+            self._start(clock)
+        except BaseException:  # whoever fails to enter does not come to __exit__
+            self._close()
+            raise
+        return self
+
+    def _start(self, clock: SystemClock) -> None:
+        i = self._installation
         create_schema(self.database)
         self.operations = Operations(self.database)
         self._hints = _LocalHints()
@@ -118,12 +127,12 @@ class EmbeddedCluster:
             lock_timeout=i.idle_in_transaction_ms / 1000,
         )
         settings = NodeSettings(name="embedded", slots=self._slots)
-        node = Node(self.database, self._hints, clock, self._ids, self._launcher, settings, {"mode": "embedded"}, NoEvents())
+        info, counts = {"mode": "embedded"}, self._coordinator.counts
+        node = Node(self.database, self._hints, clock, self._ids, self._launcher, settings, info, NoEvents(), counts)
         self._node_loop.node = node
         self._hints.node, self._hints.coordinator = self._node_loop, self._coordinator_loop
         self._spawn("node", lambda: self._node_loop.run(node))
         self._spawn("coordinator", self._coordinator_loop.run)
-        return self
 
     def _spawn(self, name: str, target: Any) -> None:
         thread = threading.Thread(target=target, name=f"millstream-{name}", daemon=True)
@@ -142,7 +151,7 @@ class EmbeddedCluster:
         self._hints.to_coordinator(JobHint(job))
 
     def wait(self, job: str, timeout: float | None = None) -> JobRow:
-        """Until the job has ended. Raises JobFailed with the causes; TimeoutError."""
+        """Until the job has ended. Raises JobFailed with the causes, also when commits are left pending; TimeoutError."""
         return self.jobs.wait(job, timeout=timeout)
 
     def run(self, pipeline: str, *, timeout: float | None = None, **submission: Any) -> JobRow:
@@ -150,11 +159,16 @@ class EmbeddedCluster:
         return self.wait(self.submit(pipeline, **submission), timeout)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._node_loop.stop()
-        self._coordinator_loop.stop()
-        for thread in self._threads:
-            thread.join(10)
-        self._launcher.close()
+        self._close()
+
+    def _close(self) -> None:
+        """End the threads that were started, then give the connections back and remove a temporary directory."""
+        if self._threads:
+            self._node_loop.stop()
+            self._coordinator_loop.stop()
+            for thread in self._threads:
+                thread.join(10)
+            self._launcher.close()
         self.database.close()
         if self._temporary is not None:
             self._temporary.cleanup()

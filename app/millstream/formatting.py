@@ -133,7 +133,7 @@ def jobs_table(rows: Sequence[JobRow]) -> Table:
 
 
 def epochs_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    columns = ("epoch", "generation", "kind", "state", "duration ms", "commit ms", "bytes", "triggered (UTC)", "reason")
+    columns = ("epoch", "generation", "kind", "state", "duration ms", "alignment ms", "commit ms", "bytes", "triggered (UTC)", "reason")
     return table(
         "epochs",
         columns,
@@ -144,6 +144,7 @@ def epochs_table(lines: Sequence[Mapping[str, Any]]) -> Table:
                 e["kind"],
                 e["state"],
                 milliseconds(e["duration_ms"]),
+                milliseconds(e["alignment_ms"]),
                 milliseconds(e["commit_ms"]),
                 e["size"],
                 moment(e["triggered_us"]),
@@ -185,6 +186,8 @@ def status_parts(status: Mapping[str, Any]) -> list[RenderableType]:
                 [(s["subtask"], s["node"], s["state"], s["committed"], brief(s["detail"])) for s in status["subtasks"]],
             )
         )
+    if counts := [(n["name"], name, count) for n in status["nodes"] for name, count in n["counts"].items() if count]:
+        parts.append(table("counted by nodes", ("node", "what", "count"), counts))
     if status["epochs"]:
         parts.append(epochs_table(status["epochs"]))
     if status["savepoints"]:

@@ -115,10 +115,10 @@ def _problems(
         found.append(f"queue {queue!r} must match {NAME.pattern}")
     if effects not in set(Effects):
         found.append(f"effects must be one of {', '.join(Effects)}, not {effects!r}")
-    if attempts is not None and not 1 <= attempts <= 1_000_000:
-        found.append(f"attempts must be between 1 and 1000000, not {attempts}")
+    if attempts is not None and (type(attempts) is not int or not 1 <= attempts <= 1_000_000):
+        found.append(f"attempts must be a whole number between 1 and 1000000, not {attempts!r}")
     if not 0 <= delay <= max_delay <= 30 * 86_400:
         found.append(f"delay and max_delay must be seconds with 0 <= delay <= max_delay <= {30 * 86_400}, not {delay} and {max_delay}")
-    if capacity < 1:
-        found.append(f"capacity must be at least 1, not {capacity}")
+    if type(capacity) is not int or not 1 <= capacity <= 1_000_000:
+        found.append(f"capacity must be a whole number between 1 and 1000000, not {capacity!r}")
     return found

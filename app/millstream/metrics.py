@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from millstream_coordinator.status import describe
+from millstream_coordinator.status import describe, describe_nodes
 from millstream_schema.states import JobState
 from millstream_schema.store import jobs
 from millstream_schema.store.database import Database, Transaction
@@ -43,8 +43,17 @@ SUBTASK_COUNTERS = {
 SUBTASK_GAUGES = {
     "watermark": "Event-time watermark, UTC ms",
     "watermark_lag_ms": "Wall clock minus watermark, ms",
+    "source_lag_ms": "Age of the newest record when it was read, ms; sources that stamp their records",
     "state_bytes": "Size of the newest snapshot, bytes",
     "longest_cut_ms": "Longest synchronous part of a snapshot, ms",
+}
+ALIGNMENT = "First barrier to last of the newest epoch that aligned, at the subtask that took longest"
+NODE_COUNTERS = {
+    "stale_hints": "Hints of an older coordinator, or for an earlier start of the node: not followed",
+    "hints_dropped": "Hints and task events not sent, as the broker was away",
+    "set_aside": "Jobs this process's coordinator set aside for a while, as handling them failed",
+    "defects": "Of these, by an error that nobody foresaw: please report it",
+    "tasks_set_aside": "Sessions and permits of durable tasks this process's coordinator set aside",
 }
 
 
@@ -57,20 +66,22 @@ class StreamMetrics(Collector):
         self._limit = limit
 
     def collect(self) -> Iterable[Metric]:
-        described, truncated = self._db.read(self._read)
+        described, nodes, truncated = self._db.read(self._read)
         yield GaugeMetricFamily("millstream_jobs_truncated", "Jobs left out of this scrape", value=truncated)
         yield from self._jobs(described)
         yield from self._subtasks(described)
+        yield from self._nodes(nodes)
 
-    def _read(self, tx: Transaction) -> tuple[list[dict[str, Any]], int]:
+    def _read(self, tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
         rows = [j for j in jobs.list_jobs(tx, self._namespace) if not j.state.ended]
-        return [describe(tx, j) for j in rows[: self._limit]], max(0, len(rows) - self._limit)
+        return [describe(tx, j) for j in rows[: self._limit]], describe_nodes(tx), max(0, len(rows) - self._limit)
 
     def _jobs(self, described: list[dict[str, Any]]) -> Iterable[Metric]:
         state = GaugeMetricFamily("millstream_job_state", "1 for the state the job is in", labels=["job", "state", "guarantee"])
         restarts = CounterMetricFamily("millstream_job_restarts", "Restarts by cause", labels=["job", "cause"])
         duration = GaugeMetricFamily("millstream_epoch_duration_seconds", "Trigger to durable of the newest durable epoch", labels=["job"])
         size = GaugeMetricFamily("millstream_epoch_size_bytes", "Size of the newest durable epoch", labels=["job"])
+        aligned = GaugeMetricFamily("millstream_epoch_alignment_seconds", ALIGNMENT, labels=["job"])
         gauges = {n: GaugeMetricFamily(f"millstream_job_{n}", text, labels=["job"]) for n, text in JOB_GAUGES.items()}
         for job in described:
             for value in JobState:
@@ -83,7 +94,10 @@ class StreamMetrics(Collector):
             if durable is not None:
                 duration.add_metric([job["name"]], durable["duration_ms"] / 1000)
                 size.add_metric([job["name"]], durable["size"])
-        yield from (state, restarts, duration, size, *gauges.values())
+            known = next((e["alignment_ms"] for e in job["epochs"] if e["alignment_ms"] is not None), None)
+            if known is not None:
+                aligned.add_metric([job["name"]], known / 1000)
+        yield from (state, restarts, duration, size, aligned, *gauges.values())
 
     def _subtasks(self, described: list[dict[str, Any]]) -> Iterable[Metric]:
         labels = ["job", "subtask"]
@@ -103,6 +117,18 @@ class StreamMetrics(Collector):
                     depth.add_metric([job["name"], name], channel["depth"])
                     credit.add_metric([job["name"], name], channel["credit"])
         yield from (*counters.values(), *gauges.values(), depth, credit)
+
+    def _nodes(self, nodes: list[dict[str, Any]]) -> Iterable[Metric]:
+        """Nodes of one name are added up: a name is chosen by whoever operates them, an id is new at each start."""
+        for name, text in NODE_COUNTERS.items():
+            sums: dict[str, int] = {}
+            for node in nodes:
+                if name in node["counts"]:
+                    sums[node["name"]] = sums.get(node["name"], 0) + node["counts"][name]
+            family = CounterMetricFamily(f"millstream_node_{name}", text, labels=["node"])
+            for node_name, value in sums.items():
+                family.add_metric([node_name], value)
+            yield family
 
 
 def render(database: Database, namespace: str = "default") -> bytes:

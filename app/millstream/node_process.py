@@ -45,6 +45,10 @@ class Messages(Protocol):
     @property
     def events(self) -> NodeEvents: ...
 
+    @property
+    def dropped(self) -> int:
+        """Hints and events that were not sent: the broker was away for too long."""
+
     def start(
         self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
     ) -> None: ...
@@ -57,6 +61,7 @@ class NoMessages:
 
     hints: Hints = NoHints()
     events: NodeEvents = NoEvents()
+    dropped = 0
 
     def start(
         self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
@@ -98,7 +103,11 @@ class NodeProcess:
             ping_ms=max(50, i.lease_ms // 10),
         )  # fmt: skip
         info = {"pipelines": pipelines, "pid": str(os.getpid()), "host": os.uname().nodename}
-        self._node = Node(self._database, self._messages.hints, clock, ids, self._launcher, settings, info, self._messages.events)
+        self._counts: Callable[[], dict[str, int]] = dict
+        self._node = Node(
+            self._database, self._messages.hints, clock, ids, self._launcher, settings, info, self._messages.events,
+            lambda: {"hints_dropped": self._messages.dropped, **self._counts()},
+        )  # fmt: skip
         self._loop.node = self._node
         self._coordinator: CoordinatorLoop | None = None
         if coordinate:
@@ -109,6 +118,7 @@ class NodeProcess:
                 holder,
                 i.lease_ms, i.poll_ms / 1000,
             )  # fmt: skip
+            self._counts = coordinator.counts
             self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
 
     def run(self) -> None:

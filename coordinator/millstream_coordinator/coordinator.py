@@ -1,8 +1,8 @@
-"""The coordinator: the lease, the sweep over jobs and durable tasks, copying savepoints, collecting what no manifest needs.
+"""The coordinator: the lease, the sweep over jobs and durable tasks, and when storage is looked after.
 
 Driven by a shell (a thread in embedded mode and beside a worker, beat's tick, the simulator): :meth:`Coordinator.sweep` now and then, :meth:`Coordinator.look` when a hint names a
 job. Only the holder of the lease sweeps; a hint is handled by whoever gets it. One failing job is set aside for a while and stops nothing. What must never happen here: a live
-lease taken over, a read error taken for absence, a blob deleted that a kept manifest names.
+lease taken over, a read error taken for absence, a wait for checkpoint storage: that is reached in lanes only (:mod:`millstream_coordinator.upkeep`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from millstream_schema.connectors import PROOF, Handle, SnapshotStorage
+from millstream_schema.connectors import SnapshotStorage
 from millstream_schema.errors import MillstreamError, StoreError
 from millstream_schema.hints import Hints
-from millstream_schema.manifest import EpochManifest, open_manifest
 from millstream_schema.ports import Chance, Clock
-from millstream_schema.settings import StreamSettings
-from millstream_schema.store import epochs, jobs, registry
+from millstream_schema.store import jobs, registry
 from millstream_schema.store.database import Database, Transaction
 
+from .lanes import Lanes
 from .reconciler import Reconciler
 from .task_sweep import TaskSweep
+from .upkeep import Upkeep
 
 log = structlog.get_logger(__name__)
+DEFECT = "the coordinator failed on this job, please report it"
 HELD = 5.0
 """Seconds a job whose handling failed is left alone."""
 COLLECT_EVERY = 10.0
-EPOCHS_KEPT = 100
 FORGET_EVERY = 600.0
 NODES_KEPT_US = 24 * 3600 * 1_000_000
 """How long the row of a node that is gone stays, for whoever looks for the cause of a failure."""
@@ -53,7 +53,7 @@ class Coordinator:
     ) -> None:
         self._db = database
         self._clock = clock
-        self._storage = storage
+        self._upkeep = Upkeep(database, clock, storage)
         self._holder = holder
         self._poll = poll
         self._tasks = tasks
@@ -65,11 +65,26 @@ class Coordinator:
         self._renew_at = 0.0
         self._forget_at = clock.monotonic() + FORGET_EVERY
         self._collect_at: dict[str, float] = {}
-        self._proved: set[str] = set()
+        self._told: dict[str, tuple[str, str]] = {}
+        """Job → the reason :meth:`_tell` wrote, and the one it stands over; two empty texts when nothing is told."""
         self.leading = False
         self.term = 0
         self.set_aside = 0
-        self.defects = 0
+        self._defects = 0
+
+    @property
+    def defects(self) -> int:
+        """Failures that are ours."""
+        return self._defects + self._upkeep.defects
+
+    def work_in(self, lanes: Lanes) -> None:
+        """Where storage work runs from now on; before this, inline. Called by the shell before it drives."""
+        self._upkeep.lanes = lanes
+
+    def counts(self) -> dict[str, int]:
+        """What failed here, for metrics: jobs and tasks set aside, defects of ours. May be called from another thread."""
+        tasks = 0 if self._tasks is None else self._tasks.set_aside
+        return {"set_aside": self.set_aside, "defects": self.defects, "tasks_set_aside": tasks}
 
     def renew(self) -> bool:
         """Renew the lease, or take it over when it has expired; whether it is held."""
@@ -106,6 +121,7 @@ class Coordinator:
         now = self._clock.monotonic()
         if now >= self._renew_at:
             self.renew()
+        self._upkeep.settle()  # whoever leads by now: what was written to storage is there
         if not self.leading:
             return max(0.01, self._renew_at - now)
         try:
@@ -114,15 +130,20 @@ class Coordinator:
             log.warning("jobs could not be read; nothing is stopped on a read error", error=str(exc))
             return 1.0
         self._due = {j: at for j, at in self._due.items() if j in set(live)}
+        self._upkeep.forget(set(live))
+        self._told = {j: told for j, told in self._told.items() if j in set(live)}
+        for job in self._upkeep.take_ready():
+            if self._held.get(job, 0.0) <= now:
+                self._due.pop(job, None)
         for job in live:
             if self._due.get(job, 0.0) <= now and self._held.get(job, 0.0) <= now:
                 self.look(job)
-        self._copy_savepoints()
+        self._upkeep.copy_savepoints()
         self._forget_nodes(now)
         upcoming = [*(self._due[j] for j in live if j in self._due), self._renew_at]
         if self._tasks is not None:
             upcoming.append(self._sweep_tasks(now, self._tasks))
-        return max(0.0, min(upcoming) - self._clock.monotonic())
+        return 0.0 if self._upkeep.waiting else max(0.0, min(upcoming) - self._clock.monotonic())
 
     def _sweep_tasks(self, now: float, tasks: TaskSweep) -> float:
         """Durable tasks, once a poll; when it is due again."""
@@ -148,8 +169,10 @@ class Coordinator:
         """Advance one job and remember when to look again; whatever fails is held, not raised."""
         now = self._clock.monotonic()
         try:
-            self._prove(job)
-            wait = self._reconciler.advance(job)
+            proved = self._upkeep.proved(job)
+            wait = self._reconciler.advance(job) if proved else None
+            if proved:
+                self._untell(job)
         except MillstreamError as exc:
             log.error("job set aside", job=job, error=str(exc))
             self._hold(job, now + (0.5 if isinstance(exc, StoreError) else HELD))
@@ -158,14 +181,14 @@ class Coordinator:
             return
         except Exception as exc:  # a defect of ours: it must not keep the jobs behind this one waiting
             log.exception("job set aside by a defect", job=job)
-            self.defects += 1
+            self._defects += 1
             self._hold(job, now + HELD)
-            self._tell(job, f"the coordinator failed on this job, please report it: {type(exc).__name__}: {exc}")
+            self._tell(job, f"{DEFECT}: {type(exc).__name__}: {exc}")
             return
         self._due[job] = now + (self._poll if wait is None else min(wait, self._poll))
         if now >= self._collect_at.get(job, 0.0):
             self._collect_at[job] = now + COLLECT_EVERY
-            self._collect(job)
+            self._upkeep.collect(job)
 
     def _hold(self, job: str, until: float) -> None:
         """Leave a job alone for a while; the sweep sleeps meanwhile."""
@@ -173,94 +196,41 @@ class Coordinator:
         self._held[job] = self._due[job] = until
 
     def _tell(self, job: str, why: str) -> None:
-        """Show in the job's row what keeps it from going on; its next transition writes a reason of its own."""
+        """Show in the job's row what keeps it from going on, until :meth:`_untell` or a transition with a reason of its own."""
+        shown = why[:20_000]
+
+        def work(tx: Transaction) -> str | None:
+            row = jobs.lock_job(tx, job)
+            if row is None or row.reason == shown:
+                return None
+            jobs.update_job(tx, row, reason=shown)
+            return row.reason
+
+        try:
+            before = self._db.run(work)
+        except (StoreError, msgspec.ValidationError) as exc:  # the row itself may be what is damaged
+            log.warning("reason not recorded", job=job, error=str(exc))
+            return
+        told, stood = self._told.get(job, ("", ""))
+        if before is not None:
+            self._told[job] = (shown, stood if told and before == told else "" if before.startswith(DEFECT) else before)
+
+    def _untell(self, job: str) -> None:
+        """The job goes on: what :meth:`_tell` showed is over, also a defect's text of a coordinator before this one; the reason it stood over is back. Any other stays."""
+        told = self._told.get(job)
+        if told is None:
+            row = self._db.read(lambda tx: jobs.read_job(tx, job))
+            if row is None or not row.reason.startswith(DEFECT):
+                told = self._told[job] = ("", "")
+        if told == ("", ""):
+            return
 
         def work(tx: Transaction) -> None:
             row = jobs.lock_job(tx, job)
-            if row is not None and row.reason != why[:20_000]:
-                jobs.update_job(tx, row, reason=why[:20_000])
+            if row is not None and told is not None and row.reason == told[0]:
+                jobs.update_job(tx, row, reason=told[1])
+            elif row is not None and row.reason.startswith(DEFECT):
+                jobs.update_job(tx, row, reason="")
 
-        try:
-            self._db.run(work)
-        except StoreError as exc:
-            log.warning("reason not recorded", job=job, error=str(exc))
-
-    def _prove(self, job: str) -> None:
-        """Show in checkpoint storage which one it is: nodes refuse to start on another. Once per job and coordinator."""
-        if job in self._proved:
-            return
-        row = self._db.read(lambda tx: jobs.read_job(tx, job))
-        if row is not None:
-            url = msgspec.json.decode(row.settings, type=StreamSettings).checkpoints
-            self._storage(url).put(f"{PROOF}/{job}", job.encode())
-            self._proved.add(job)
-
-    # -- savepoints -------------------------------------------------------------------------------------------------------------------
-
-    def _copy_savepoints(self) -> None:
-        """Copy durable epochs whole into their protected namespace; no transaction is open meanwhile."""
-        try:
-            waiting = self._db.read(epochs.copying_savepoints)
-        except StoreError as exc:
-            log.warning("savepoints to copy could not be read", error=str(exc))
-            return
-        for row in waiting:
-            try:
-                copied = self._copied(row["id"], open_manifest(row["body"], row["checksum"], f"savepoint {row['id']}"))
-                self._db.run(lambda tx, i=row["id"], m=copied: epochs.complete_savepoint(tx, i, m))  # type: ignore[misc]
-            except MillstreamError as exc:
-                log.error("savepoint not copied yet", savepoint=row["id"], error=str(exc))
-                self._note_savepoint(row["id"], str(exc))
-            self._due.pop(row["job"], None)
-
-    def _note_savepoint(self, savepoint: str, error: str) -> None:
-        try:
-            self._db.run(lambda tx: epochs.fail_savepoint(tx, savepoint, error))
-        except StoreError:
-            log.warning("savepoint error could not be recorded", savepoint=savepoint)
-
-    def _copied(self, savepoint: str, manifest: EpochManifest) -> EpochManifest:
-        job = self._db.read(lambda tx: jobs.read_job(tx, manifest.job))
-        storage = self._storage(msgspec.json.decode(job.settings, type=StreamSettings).checkpoints if job else "")
-
-        def moved(handle: Handle) -> Handle:
-            return storage.copy(handle, f"savepoints/{savepoint}/{handle.key}")
-
-        subtasks = [msgspec.structs.replace(s, segments=[moved(h) for h in s.segments]) for s in manifest.subtasks]
-        return msgspec.structs.replace(manifest, subtasks=subtasks)
-
-    # -- collecting -------------------------------------------------------------------------------------------------------------------
-
-    def _collect(self, job_id: str) -> None:
-        """Delete manifests beyond those retained, then blobs that no kept manifest and no epoch in flight references."""
-        try:
-            settings, newest, kept = self._db.run(lambda tx: self._trim(tx, job_id))
-            if settings is None or not newest:
-                return
-            storage = self._storage(settings.checkpoints)
-            dead = [k for k in storage.keys(f"{job_id}/") if k not in kept and _epoch_of(k) < newest]
-            storage.delete(dead)
-        except MillstreamError as exc:
-            log.warning("nothing was collected", job=job_id, error=str(exc))
-
-    def _trim(self, tx: Transaction, job_id: str) -> tuple[StreamSettings | None, int, set[str]]:
-        job = jobs.lock_job(tx, job_id)
-        if job is None:
-            return None, 0, set()
-        settings = msgspec.json.decode(job.settings, type=StreamSettings)
-        have = epochs.manifest_epochs(tx, job_id)
-        keep = have[-settings.retained :]
-        epochs.delete_manifests(tx, job_id, [e for e in have if e not in keep])
-        if keep:
-            epochs.delete_epochs(tx, job_id, keep[0] - EPOCHS_KEPT)
-        kept = {h.key for e in keep for h in epochs.read_manifest(tx, job_id, e).handles()}
-        for row in epochs.copying_savepoints(tx):
-            if row["job"] == job_id:
-                kept |= {h.key for h in open_manifest(row["body"], row["checksum"], row["id"]).handles()}
-        return settings, job.newest_durable, kept
-
-
-def _epoch_of(key: str) -> int:
-    """Epoch of a segment's key ``{job}/e{epoch}/...``; above every epoch for a key of another form, which is left alone."""
-    part = key.split("/")[1] if key.count("/") >= 2 else ""
-    return int(part[1:]) if part.startswith("e") and part[1:].isdigit() else 1 << 62
+        self._db.run(work)
+        self._told[job] = ("", "")

@@ -20,6 +20,8 @@ CANNOT_START = frozenset({"fingerprint", "factory", "invalid"})
 """Of these, the ones that would keep a finalising deployment from starting, too: what is uncommitted is listed and waits for a resume."""
 FREE = frozenset({"handback"})
 """Causes that cost no budget: a worker that shuts down hands its lease back."""
+STALL, FAILURE = "stall", "failure"
+"""Kinds of recent restarts: each has a budget of its own."""
 RETRY_FINALIZE_US = 1_000_000
 MAX_RETRY_FINALIZE_US = 60_000_000
 
@@ -174,9 +176,9 @@ def _stopping(view: JobView) -> Step:
     deadline = job.stopping_us + view.settings.commit_deadline_ms * 1000
     target = JobState(job.target)
     if view.assignments and all(a.state is AssignmentState.FINISHED for a in view.assignments):
-        return Wait(deadline) if view.savepoint_copying and view.now < deadline else End(target, job.reason)
+        return Wait(deadline) if view.savepoint_copying and view.now < deadline else End(target, _with_savepoint(view, job.reason))
     if view.now >= deadline:
-        return End(target, job.reason, pending=True)
+        return End(target, _with_savepoint(view, job.reason), pending=True)
     lost = [a for a in view.assignments if a.state is AssignmentState.FAILED or a.node not in view.live_nodes]
     lost = [a for a in lost if a.state is not AssignmentState.FINISHED]
     if job.mode != "finalize" or lost or not view.assignments:
@@ -213,13 +215,27 @@ def on_failure(view: JobView, cause: str, detail: str, *, stall: bool = False) -
         return Restart(cause, detail, False, True, 0)
     used = view.job.stalls if stall else view.job.failures
     if policy.kind == "rate":
-        recent = msgspec.json.decode(view.job.recent_restarts, type=list[int])
-        used = sum(1 for at in recent if at > view.now - policy.interval_ms * 1000)
+        used = sum(was_stall is stall for _, was_stall in recent_restarts(view))
     budget = policy.stalls if stall else policy.failures
     if used >= budget:
         kind = "stall" if stall else "restart"
         return _fail(view, f"the {kind} budget of {budget} is used up; last cause {cause}: {detail}")
     return Restart(cause, detail, stall, False, restart_delay_us(policy, used))
+
+
+def recent_restarts(view: JobView) -> list[tuple[int, bool]]:
+    """(time in µs, whether it was a stall) of the restarts that a budget by rate counts: those within the interval. A time alone is an older row's: a failure."""
+    kept = msgspec.json.decode(view.job.recent_restarts, type=list[int | tuple[int, str]])
+    found = [(r, False) if isinstance(r, int) else (r[0], r[1] == STALL) for r in kept]
+    return [r for r in found if r[0] > view.now - view.settings.restart.interval_ms * 1000]
+
+
+def with_restart(view: JobView, step: Restart) -> str:
+    """The column of recent restarts after this one: what the interval still holds. Kept for a budget by rate only, which bounds it."""
+    counted = [*recent_restarts(view), *([] if step.free else [(view.now, step.stall)])]
+    if view.settings.restart.kind != "rate":
+        counted = []
+    return msgspec.json.encode([(at, STALL if stall else FAILURE) for at, stall in counted]).decode()
 
 
 def _fail(view: JobView, reason: str) -> Step:
@@ -287,18 +303,23 @@ def _running(view: JobView) -> Step:
 
 
 def _terminal(view: JobView) -> Step | None:
-    """The newest durable epoch of this generation was the last one: end once it is committed, or at the deadline."""
+    """The newest durable epoch of this generation was the last one: end once it is committed and its savepoint copied, or at the deadline."""
     newest, job = view.newest, view.job
     if newest is None or newest.generation != job.generation or not EpochKind(newest.kind).terminal:
         return None
     state, reason = _outcome(newest)
-    if view.savepoint_copying:
-        return Wait()
     committed = job.newest_committed >= job.newest_durable
-    if committed and all(a.state is AssignmentState.FINISHED for a in view.assignments):
+    if committed and not view.savepoint_copying and all(a.state is AssignmentState.FINISHED for a in view.assignments):
         return End(state, reason)  # not before: a queue source acknowledges its last messages after the epoch is durable
     deadline = newest.durable_us + view.settings.commit_deadline_ms * 1000
-    return End(state, reason, pending=not committed) if view.now >= deadline else Wait(deadline)
+    return End(state, _with_savepoint(view, reason), pending=not committed) if view.now >= deadline else Wait(deadline)
+
+
+def _with_savepoint(view: JobView, reason: str) -> str:
+    """The reason of an ending that its savepoint's copy does not hold up any longer."""
+    if not view.savepoint_copying or view.newest is None:
+        return reason
+    return f"{reason}; savepoint {view.newest.savepoint} is not copied: the coordinator goes on trying, it cannot be used before it is COMPLETE"
 
 
 def _outcome(terminal: EpochRow) -> tuple[JobState, str]:
@@ -316,7 +337,8 @@ def _last_epoch_done(view: JobView) -> Step | None:
     state, reason = _outcome(newest)
     if needs_finalizing(view):
         return Finalize(state, reason)
-    return Wait() if view.savepoint_copying else End(state, reason)
+    deadline = newest.durable_us + view.settings.commit_deadline_ms * 1000
+    return Wait(deadline) if view.savepoint_copying and view.now < deadline else End(state, _with_savepoint(view, reason))
 
 
 def _in_flight(view: JobView, epoch: EpochRow) -> Step:

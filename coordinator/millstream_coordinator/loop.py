@@ -1,4 +1,4 @@
-"""The loop that drives a :class:`Coordinator` on one thread: its timer, and hints handed in from others.
+"""The loop that drives a :class:`Coordinator` on one thread: its timer, hints handed in from others, and threads for what storage takes long for.
 
 Run by embedded mode and by node processes. What must never happen here: a turn that fails and takes the loop with it.
 """
@@ -13,6 +13,7 @@ import structlog
 from millstream_schema.hints import JobHint
 
 from .coordinator import Coordinator
+from .lanes import ThreadLanes
 
 log = structlog.get_logger(__name__)
 LONGEST = 1.0
@@ -28,6 +29,8 @@ class CoordinatorLoop:
         self._hints: deque[str] = deque()
         self._stop = False
         self._ticked = False
+        self._lanes = ThreadLanes(self._event.set)
+        coordinator.work_in(self._lanes)
 
     def hint(self, hint: JobHint) -> None:
         """A job to look at; without one, a tick. Thread-safe."""
@@ -61,3 +64,4 @@ class CoordinatorLoop:
             self._coordinator.release()
         except Exception:
             log.exception("lease not given back; it will expire")
+        self._lanes.close()

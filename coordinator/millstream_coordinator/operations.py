@@ -13,7 +13,7 @@ import msgspec
 from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, JobConflict, JobInvalid, JobNotFound, RestoreRefused
 from millstream_schema.manifest import EpochManifest, Renames, open_manifest
-from millstream_schema.model import NAME, EdgeConfig, Guarantee, Override, StreamModel
+from millstream_schema.model import NAME, Guarantee, Override, StreamModel
 from millstream_schema.pipeline import Pipeline, planned
 from millstream_schema.plan import PartitionedPlan
 from millstream_schema.settings import StreamSettings
@@ -22,8 +22,9 @@ from millstream_schema.store import epochs, jobs
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.rows import JobRow
 
+from .bounds import wide_numbers
 from .compatibility import differences, orphaned_output, repeats_effects
-from .status import describe
+from .status import describe, describe_nodes
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +45,16 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compiled(
-    pipeline: Pipeline, parallelism: int | None, overrides: dict[str, Override], settings: StreamSettings
+    pipeline: Pipeline,
+    parallelism: int | None,
+    overrides: dict[str, Override],
+    settings: StreamSettings,
+    config: dict[str, Json],
 ) -> tuple[StreamModel, PartitionedPlan]:
     """Plan; raises JobInvalid with everything that is wrong: connectors, model and settings at once."""
-    problems = [*pipeline.problems, *settings.problems(), *_change_problems(parallelism, overrides)]
+    problems = [*pipeline.problems, *settings.problems(), *wide_numbers(config, overrides, pipeline.model)]
+    if parallelism is not None and parallelism < 1:
+        problems.append(f"parallelism must be at least 1, not {parallelism}")
     if settings.epoch_interval_ms == 0 and pipeline.model.guarantee is not Guarantee.BEST_EFFORT:
         problems.append(f"epoch_interval_ms is 0 (no epochs): {pipeline.model.guarantee} needs them; only BEST_EFFORT works without")
     try:
@@ -62,16 +69,6 @@ def compiled(
     return model, plan
 
 
-def _change_problems(parallelism: int | None, overrides: dict[str, Override]) -> list[str]:
-    """What is wrong with plan-time changes themselves; what they lead to is checked with the model."""
-    found = [] if parallelism is None or parallelism >= 1 else [f"parallelism must be at least 1, not {parallelism}"]
-    known = EdgeConfig.__struct_fields__
-    for operator, change in overrides.items():
-        unknown = sorted(set(change.edge or ()) - set(known))
-        found += [f"override for operator {operator!r}: an edge has no setting {field!r}; known: {', '.join(known)}" for field in unknown]
-    return found
-
-
 class Operations:
     """Operations on jobs of one database."""
 
@@ -83,7 +80,7 @@ class Operations:
         for what, given in (("job name", s.name), ("namespace", s.namespace)):
             if not NAME.match(given):
                 raise ConfigurationError(f"{what} {given!r} must match {NAME.pattern}: use letters, digits, - and _, at most 63")
-        model, plan = compiled(pipeline, s.parallelism, s.overrides, s.settings)
+        model, plan = compiled(pipeline, s.parallelism, s.overrides, s.settings, s.config)
 
         def work(tx: Transaction) -> JobRow:
             existing = jobs.read_job(tx, s.job)
@@ -166,7 +163,7 @@ class Operations:
 
     def resume(self, job: str, pipeline: Pipeline, changes: Submission) -> JobRow:
         """Start an ended job again from its newest durable epoch, with what ``changes`` says of config, parallelism and settings. Pending commits come first."""
-        model, plan = compiled(pipeline, changes.parallelism, changes.overrides, changes.settings)
+        model, plan = compiled(pipeline, changes.parallelism, changes.overrides, changes.settings, changes.config)
 
         def work(tx: Transaction) -> JobRow:
             row = _locked(tx, job)
@@ -179,10 +176,11 @@ class Operations:
                 raise JobConflict(f"another job named {row.name!r} is live ({other})")
             manifest = epochs.restored_manifest(tx, row)
             if manifest is not None:
-                found = differences(manifest, msgspec.json.decode(row.model, type=StreamModel), model, changes.renames)
+                committed = jobs.committed_epoch(tx, row, manifest.job)
+                found = differences(manifest, msgspec.json.decode(row.model, type=StreamModel), model, changes.renames, committed)
                 if found and not changes.lenient:
                     raise RestoreRefused(found)
-                if row.newest_committed < row.newest_durable and (lost := orphaned_output(manifest, model, changes.renames)):
+                if lost := orphaned_output(manifest, model, changes.renames, committed):
                     raise RestoreRefused(lost)
                 why = repeats_effects(manifest, jobs.committed_after_savepoints_of(tx, row.id), model.guarantee)
                 if why is not None and not changes.repeat_effects:
@@ -243,7 +241,7 @@ class Operations:
 
     def status(self, job: str) -> dict[str, Any]:
         """What is known of a job, as JSON-able values."""
-        return self._db.read(lambda tx: describe(tx, _found(tx, job)))
+        return self._db.read(lambda tx: describe(tx, _found(tx, job)) | {"nodes": describe_nodes(tx)})
 
 
 _RESUMED = ("factory", "config", "parallelism", "overrides", "settings", "plan", "model", "plan_fingerprint", "lenient")
@@ -292,12 +290,12 @@ def _checked_savepoint(tx: Transaction, s: Submission, model: StreamModel) -> Ep
         raise JobConflict(f"savepoint {s.savepoint!r} is {row['state']}: {row['error'] or 'wait for it to be copied'}")
     manifest = open_manifest(row["body"], row["checksum"], f"savepoint {s.savepoint}")
     old = msgspec.json.decode(row["model"], type=StreamModel)
-    found = differences(manifest, old, model, s.renames)
-    if found and not s.lenient:
-        raise RestoreRefused(found)
     taken_of = jobs.read_job(tx, row["job"])
     committed = taken_of.newest_committed if taken_of else 0
-    if committed < manifest.epoch and (lost := orphaned_output(manifest, model, s.renames)):
+    found = differences(manifest, old, model, s.renames, committed)
+    if found and not s.lenient:
+        raise RestoreRefused(found)
+    if lost := orphaned_output(manifest, model, s.renames, committed):
         raise RestoreRefused(lost)
     why = repeats_effects(manifest, max(committed, jobs.committed_from_savepoint(tx, s.savepoint)), model.guarantee)
     if why is not None and not s.repeat_effects:

@@ -18,7 +18,7 @@ from millstream_schema.model import StreamModel
 from millstream_schema.plan import PartitionedPlan, Subtask
 from millstream_schema.ports import Chance
 from millstream_schema.settings import StreamSettings
-from millstream_schema.states import Desired, EpochState, JobState, may
+from millstream_schema.states import Desired, EpochState, JobState, SplitOwner, may
 from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.rows import EpochRow, JobRow
@@ -28,8 +28,8 @@ from .manifests import compose, restored_splits
 from .placement import place
 
 log = structlog.get_logger(__name__)
-RECENT = 100
-"""Restarts whose times are kept for a budget by rate."""
+PENDING_UNKNOWN = '["unknown"]'
+"""Pending commits of a job whose newest manifest cannot be read: some may be, nobody can say which."""
 STEPS = 50
 """Steps of one call: a bound against a decision that does not settle."""
 
@@ -125,14 +125,16 @@ class Reconciler:
                 self._tell(view, outbox, "abort")
             case d.Precommit():
                 assert view.epoch is not None
-                epochs.move_epoch(tx, view.job.id, view.epoch.epoch, (EpochState.TRIGGERED,), EpochState.PRECOMMITTED)
+                self._move(tx, view.job, view.epoch, EpochState.PRECOMMITTED)
             case d.MakeDurable():
                 self._durable(tx, view, outbox)
             case d.MarkCommitted():
                 epochs.commit_epochs(tx, view.job.id, step.epoch)
                 self._to(tx, view, view.job.state, view.job.reason, newest_committed=step.epoch)
             case d.OwnSplits():
-                epochs.own_splits(tx, view.job.id, {(o, s): i for o, s, i in step.owners})
+                refused = epochs.own_splits(tx, view.job.id, {(o, s): i for o, s, i in step.owners})
+                if refused:
+                    raise AssertionError(f"splits of {view.job.id} are not there to be handed out: {refused[:5]}")
                 self._to(tx, view, view.job.state, view.job.reason, splits_rev=view.job.splits_rev + 1)
                 self._tell(view, outbox, "splits")
         return step
@@ -156,8 +158,12 @@ class Reconciler:
 
     def _abort(self, tx: Transaction, view: d.JobView, reason: str) -> None:
         if view.epoch is not None:
-            before = (EpochState.TRIGGERED, EpochState.PRECOMMITTED)
-            epochs.move_epoch(tx, view.job.id, view.epoch.epoch, before, EpochState.ABORTED, reason=reason[:20_000])
+            self._move(tx, view.job, view.epoch, EpochState.ABORTED, reason=reason[:20_000])
+
+    def _move(self, tx: Transaction, job: JobRow, epoch: EpochRow, after: EpochState, **values: object) -> None:
+        """Of the epoch in flight, read under the lock: zero rows are a defect."""
+        if not epochs.move_epoch(tx, job.id, epoch.epoch, after, **values):
+            raise AssertionError(f"epoch {epoch.epoch} of {job.id} is {epoch.state}: it may not become {after}")
 
     def _restart(self, tx: Transaction, view: d.JobView, step: d.Restart, outbox: list[NodeHint]) -> None:
         job, policy = view.job, view.settings.restart
@@ -165,7 +171,6 @@ class Reconciler:
         delay = step.delay_us
         if policy.kind == "exponential" and delay:
             delay = int(delay * self._chance.uniform(0.5, 1.0))
-        recent = [*msgspec.json.decode(job.recent_restarts, type=list[int]), view.now][-RECENT:]
         causes = msgspec.json.decode(job.causes, type=dict[str, int])
         causes[step.cause] = causes.get(step.cause, 0) + 1
         self._to(
@@ -177,7 +182,7 @@ class Reconciler:
             in_flight=0,
             aborts=0,
             restarts=job.restarts + 1,
-            recent_restarts=msgspec.json.encode(recent if not step.free else recent[:-1]).decode(),
+            recent_restarts=d.with_restart(view, step),
             causes=msgspec.json.encode(causes).decode(),
             failures=job.failures + (not step.stall and not step.free),
             stalls=job.stalls + step.stall,
@@ -201,7 +206,8 @@ class Reconciler:
             manifest = epochs.restored_manifest(tx, job)
             splits = restored_splits(view.plan, manifest)
         except (SnapshotMissing, SnapshotUnreadable) as exc:
-            self._to(tx, view, JobState.FAILED, str(exc), ended=1, live_name=None)
+            pending = PENDING_UNKNOWN if job.newest_durable > job.newest_committed else "[]"
+            self._to(tx, view, JobState.FAILED, str(exc), ended=1, live_name=None, pending_commits=pending)
             jobs.add_history(tx, job.id, "failed", str(exc))
             return d.Wait()
         epoch = manifest.epoch if manifest else 0
@@ -248,10 +254,11 @@ class Reconciler:
         manifest = compose(job, epoch, model, view.plan, snapshots, view.now)
         epochs.write_manifest(tx, manifest)
         size = sum(h.size for h in manifest.handles())
-        before = (EpochState.TRIGGERED, EpochState.PRECOMMITTED)
-        if not epochs.move_epoch(tx, job.id, epoch.epoch, before, EpochState.DURABLE, durable_us=view.now, size=size):
-            raise AssertionError(f"epoch {epoch.epoch} of {job.id} is not in flight")
-        epochs.finish_splits(tx, job.id, [s for s in manifest.splits if s.finished])
+        self._move(tx, job, epoch, EpochState.DURABLE, durable_us=view.now, size=size)
+        over = {(s.operator, s.split) for s in view.splits if s.state is SplitOwner.FINISHED}
+        refused = epochs.finish_splits(tx, job.id, [s for s in manifest.splits if s.finished and (s.operator, s.split_id) not in over])
+        if refused:
+            raise AssertionError(f"splits of {job.id} were finished by a reader and have no row: {refused[:5]}")
         values: dict[str, object] = {"newest_durable": epoch.epoch, "in_flight": 0, "aborts": 0}
         if view.now - job.restarted_us > view.settings.restart.interval_ms * 1000:
             values |= {"failures": 0, "stalls": 0}
@@ -269,18 +276,22 @@ class Reconciler:
         own = f"{epoch.savepoint[:40]}-{job.id}-e{epoch.epoch}"
         if not epochs.write_savepoint(tx, own, manifest, job.model):
             raise AssertionError(f"savepoint {own} exists before its epoch is durable")
-        epochs.move_epoch(tx, job.id, epoch.epoch, (EpochState.DURABLE,), EpochState.DURABLE, savepoint=own)
+        if not epochs.rename_savepoint(tx, job.id, epoch.epoch, own):
+            raise AssertionError(f"epoch {epoch.epoch} of {job.id} is not durable")
         jobs.add_history(tx, job.id, "savepoint", f"{epoch.savepoint} is another job's by now: saved as {own}")
 
     def _end(self, tx: Transaction, view: d.JobView, step: d.End, outbox: list[NodeHint]) -> None:
-        job = view.job
-        self._fence(tx, view, outbox, step.reason)
+        """An ending is never held up by what cannot be read: what is pending is unknown then, and the reason says so."""
+        job, reason = view.job, step.reason
+        self._fence(tx, view, outbox, reason)
         pending = "[]"
         if step.pending and job.newest_durable > job.newest_committed:
-            manifest = epochs.read_manifest(tx, job.id, job.newest_durable)
-            done = {a.subtask: a.committed for a in view.assignments}
-            left = [c for c in manifest.committables() if done.get(_committer(view.plan, c), 0) < manifest.epoch]
-            pending = msgspec.json.encode(left).decode()
+            try:
+                pending = msgspec.json.encode(_pending(view, epochs.read_manifest(tx, job.id, job.newest_durable))).decode()
+            except (SnapshotMissing, SnapshotUnreadable) as exc:
+                log.error("pending commits cannot be listed", job=job.id, error=str(exc))
+                pending = PENDING_UNKNOWN
+                reason = f"{reason}; which commits are pending is unknown: {exc}"
         values: dict[str, object] = {}
         if not step.pending and job.newest_durable > job.newest_committed:
             epochs.commit_epochs(tx, job.id, job.newest_durable)
@@ -290,7 +301,7 @@ class Reconciler:
             tx,
             view,
             step.state,
-            step.reason[:20_000],
+            reason[:20_000],
             ended=1,
             live_name=None,
             in_flight=0,
@@ -299,7 +310,13 @@ class Reconciler:
             desired=desired,
             **values,
         )
-        jobs.add_history(tx, job.id, step.state.lower(), step.reason)
+        jobs.add_history(tx, job.id, step.state.lower(), reason)
+
+
+def _pending(view: d.JobView, manifest: EpochManifest) -> list[Committable]:
+    """Of the newest durable epoch, what no committer has reported."""
+    done = {a.subtask: a.committed for a in view.assignments}
+    return [c for c in manifest.committables() if done.get(_committer(view.plan, c), 0) < manifest.epoch]
 
 
 def _committer(plan: PartitionedPlan, committable: Committable) -> str:

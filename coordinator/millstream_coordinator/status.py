@@ -5,6 +5,7 @@ Called by ``Jobs`` and the metrics. Read-only. What must never happen here: a va
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,14 +13,15 @@ import msgspec
 from millstream_schema.model import Guarantee, StreamModel
 from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Transaction
-from millstream_schema.store.rows import EpochRow, JobRow
+from millstream_schema.store.rows import AssignmentRow, EpochRow, JobRow
 
 
 def describe(tx: Transaction, job: JobRow, epochs_shown: int = 10) -> dict[str, Any]:
     """One job as JSON-able values. Times in UTC µs, durations in ms."""
     model = msgspec.json.decode(job.model, type=StreamModel)
-    rows = registry.assignments(tx, job.id, job.generation) or registry.assignments(tx, job.id, job.generation - 1)
+    rows = _assignments(tx, job)
     uncommitted = epochs.uncommitted(tx, job.id)
+    stats = {a.subtask: msgspec.json.decode(a.stats) for a in rows}
     return {
         "id": job.id,
         "namespace": job.namespace,
@@ -40,7 +42,7 @@ def describe(tx: Transaction, job: JobRow, epochs_shown: int = 10) -> dict[str, 
         "uncommitted_epochs": uncommitted,
         "commits_waiting_for": sorted({a.commit_detail for a in rows if a.commit_detail}),
         "pending_commits": msgspec.json.decode(job.pending_commits),
-        "epochs": [epoch_line(e) for e in epochs.list_epochs(tx, job.id, epochs_shown)],
+        "epochs": epoch_lines(tx, job, epochs_shown),
         "subtasks": [
             {
                 "subtask": a.subtask,
@@ -49,7 +51,7 @@ def describe(tx: Transaction, job: JobRow, epochs_shown: int = 10) -> dict[str, 
                 "state": a.state.value,
                 "detail": a.detail,
                 "committed": a.committed,
-                "stats": msgspec.json.decode(a.stats),
+                "stats": stats[a.subtask],
             }
             for a in rows
         ],
@@ -58,7 +60,35 @@ def describe(tx: Transaction, job: JobRow, epochs_shown: int = 10) -> dict[str, 
     }
 
 
-def epoch_line(e: EpochRow) -> dict[str, Any]:
+def _assignments(tx: Transaction, job: JobRow) -> list[AssignmentRow]:
+    """Of the present generation, or of the last one while there are none yet."""
+    return registry.assignments(tx, job.id, job.generation) or registry.assignments(tx, job.id, job.generation - 1)
+
+
+def epoch_lines(tx: Transaction, job: JobRow, limit: int) -> list[dict[str, Any]]:
+    """The newest epochs of a job."""
+    aligned = _alignments(msgspec.json.decode(a.stats) for a in _assignments(tx, job))
+    return [_epoch_line(e, aligned.get(e.epoch)) for e in epochs.list_epochs(tx, job.id, limit)]
+
+
+def _alignments(stats: Iterable[dict[str, Any]]) -> dict[int, float]:
+    """Alignment time in ms of the newest epochs: that of the subtask that took longest. Known while the generation that took the epoch is shown."""
+    found: dict[int, float] = {}
+    for values in stats:
+        for epoch, ms in values.get("alignments", ()):
+            found[epoch] = max(ms, found.get(epoch, 0.0))
+    return found
+
+
+def describe_nodes(tx: Transaction) -> list[dict[str, Any]]:
+    """The live nodes that take work, with what their processes counted as of the last renewal."""
+    return [
+        {"id": n.id, "name": n.name, "slots": n.slots, "counts": msgspec.json.decode(n.info).get("counts", {})}
+        for n in registry.active_nodes(tx)
+    ]
+
+
+def _epoch_line(e: EpochRow, alignment_ms: float | None) -> dict[str, Any]:
     return {
         "epoch": e.epoch,
         "generation": e.generation,
@@ -68,6 +98,7 @@ def epoch_line(e: EpochRow) -> dict[str, Any]:
         "savepoint": e.savepoint,
         "size": e.size,
         "duration_ms": round((e.durable_us - e.triggered_us) / 1000, 3) if e.durable_us else None,
+        "alignment_ms": alignment_ms,
         "commit_ms": round((e.committed_us - e.durable_us) / 1000, 3) if e.committed_us else None,
         "triggered_us": e.triggered_us,
     }

@@ -6,9 +6,10 @@ by ``tests/integration/test_docs.py``. What must never happen here: a setting, c
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import typer
 
 from millstream.cli import main as program
 from millstream.installation import VARIABLES, Installation
-from millstream.metrics import JOB_GAUGES, SUBTASK_COUNTERS, SUBTASK_GAUGES
+from millstream.metrics import ALIGNMENT, JOB_GAUGES, NODE_COUNTERS, SUBTASK_COUNTERS, SUBTASK_GAUGES
 from millstream_coordinator.decisions import FREE, PERMANENT
 from millstream_schema import errors
 from millstream_schema.connectors import SinkCapability, SourceCapability
@@ -162,6 +163,16 @@ CAUSES: Mapping[str, str] = {
     "unreadable": "a manifest or segment is missing or damaged",
 }
 
+TASK_EVENTS: Mapping[str, str] = {
+    "task-received": "an attempt of a subtask starts on the node; `uuid` is the attempt's id, `name` is `millstream.subtask`, `args` are job, subtask, generation",
+    "task-started": "the same moment",
+    "task-succeeded": "the subtask finished",
+    "task-revoked": "its generation is over: the subtask was ended",
+    "task-failed": "the attempt failed; `exception` is the cause in words, 500 characters at most",
+}
+LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+PACKAGES = ("app", "coordinator", "flower", "schema", "tasks")
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
@@ -223,6 +234,7 @@ def metrics() -> str:
         ("`millstream_job_restarts_total`", "counter", "job, cause", "Restarts by cause"),
         ("`millstream_epoch_duration_seconds`", "gauge", "job", "Trigger to durable of the newest durable epoch"),
         ("`millstream_epoch_size_bytes`", "gauge", "job", "Size of the newest durable epoch"),
+        ("`millstream_epoch_alignment_seconds`", "gauge", "job", ALIGNMENT),
     ]
     rows += [(f"`millstream_job_{name}`", "gauge", "job", text) for name, text in JOB_GAUGES.items()]
     rows += [(f"`millstream_subtask_{name}_total`", "counter", "job, subtask", text) for name, text in SUBTASK_COUNTERS.items()]
@@ -231,7 +243,52 @@ def metrics() -> str:
         ("`millstream_channel_depth`", "gauge", "job, channel", "Envelopes sent and not yet processed"),
         ("`millstream_channel_credit`", "gauge", "job, channel", "Envelopes that may be sent"),
     ]
+    rows += [(f"`millstream_node_{name}_total`", "counter", "node", text) for name, text in NODE_COUNTERS.items()]
     return table(("metric", "kind", "labels", "what"), rows)
+
+
+def log_events() -> str:
+    """Every event that the product logs, from its calls. A text is fixed; what varies stands in fields."""
+    rows: dict[tuple[str, str, str], set[str]] = {}
+    for path, call, method in _calls(LEVELS):
+        if not (isinstance(call.func.value, ast.Name) and call.func.value.id == "log"):
+            continue
+        text = call.args[0]
+        if isinstance(text, ast.Constant):
+            event = f"`{text.value!s}`"
+        else:
+            assert ast.unparse(text) == "str(exc)", f"{path}:{call.lineno}: the text of an event must be a literal"
+            event = "(the text of the error that ended the process)"
+        fields = {k.arg or "**" for k in call.keywords} - {"exc_info"}
+        level = "error" if method == "exception" else method
+        rows.setdefault((event, level, _module(path)), set()).update(fields)
+    listed = [(event, level, f"`{module}`", ", ".join(sorted(fields))) for (event, level, module), fields in rows.items()]
+    return table(("event", "level", "from", "fields"), sorted(listed, key=lambda r: (r[2], r[0], r[1])))
+
+
+def task_events() -> str:
+    """Every task event that nodes send for Flower and ``celery events``."""
+    rows = []
+    for _, call, _ in _calls(frozenset({"send"})):
+        if call.args and isinstance(call.args[0], ast.Constant) and str(call.args[0].value).startswith("task-"):
+            event = str(call.args[0].value)
+            rows.append((f"`{event}`", TASK_EVENTS[event], ", ".join(k.arg or "**" for k in call.keywords)))
+    assert {r[0].strip("`") for r in rows} == set(TASK_EVENTS)
+    return table(("event", "sent when", "fields"), rows)
+
+
+def _calls(methods: frozenset[str]) -> Iterator[tuple[Path, Any, str]]:
+    """Calls of methods with these names in the product's code."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
+                    yield path, node, node.func.attr
+
+
+def _module(path: Path) -> str:
+    """``app/millstream/dev.py`` as ``millstream.dev``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts[1:])
 
 
 def causes() -> str:
@@ -301,6 +358,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "assignment states": lambda: _transitions(ASSIGNMENT_TRANSITIONS),
     "capabilities": capabilities,
     "metrics": metrics,
+    "log events": log_events,
+    "task events": task_events,
     "causes": causes,
     "errors": error_tree,
     "tables": sql_tables,

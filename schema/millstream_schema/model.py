@@ -158,7 +158,8 @@ def changed_edge(config: EdgeConfig, changes: dict[str, Any]) -> EdgeConfig:
     """An edge's settings with some of them changed. Raises ConfigurationError for one that does not exist or has the wrong type: a misspelt one must not be passed over."""
     unknown = sorted(set(changes) - set(EdgeConfig.__struct_fields__))
     if unknown:
-        raise ConfigurationError(f"an edge has no setting {', '.join(unknown)}; known: {', '.join(EdgeConfig.__struct_fields__)}")
+        wrong, known = ", ".join(map(repr, unknown)), ", ".join(EdgeConfig.__struct_fields__)
+        raise ConfigurationError(f"an edge has no setting {wrong}; known: {known}")
     try:
         return msgspec.convert({**msgspec.to_builtins(config), **changes}, EdgeConfig)
     except msgspec.ValidationError as exc:
@@ -168,16 +169,26 @@ def changed_edge(config: EdgeConfig, changes: dict[str, Any]) -> EdgeConfig:
 def _overridden(edge: EdgeSpec, override: Override | None) -> EdgeSpec:
     if override is None or not override.edge:
         return edge
-    try:
-        return msgspec.structs.replace(edge, config=changed_edge(edge.config, override.edge))
-    except ConfigurationError as exc:
-        raise JobInvalid([f"override for operator {edge.target!r}: {exc}"]) from exc
+    return msgspec.structs.replace(edge, config=changed_edge(edge.config, override.edge))
+
+
+def _edge_problems(overrides: dict[str, Override]) -> list[str]:
+    """Edge settings that do not exist or have a wrong type, of all operators: also of one that no edge ends at."""
+    found = []
+    for operator_id, override in overrides.items():
+        try:
+            changed_edge(EdgeConfig(), override.edge or {})
+        except ConfigurationError as exc:
+            found.append(f"override for operator {operator_id!r}: {exc}")
+    return found
 
 
 def with_overrides(model: StreamModel, parallelism: int | None, overrides: dict[str, Override]) -> StreamModel:
-    """The model with its changes applied. Raises KeyError for an operator that does not exist, JobInvalid for an edge setting that does not."""
+    """The model with its changes applied. Raises KeyError for an operator that does not exist, JobInvalid with every edge setting that does not."""
     for operator_id in overrides:
         model.operator(operator_id)
+    if problems := _edge_problems(overrides):
+        raise JobInvalid(problems)
     operators = [
         msgspec.structs.replace(op, parallelism=o.parallelism) if (o := overrides.get(op.id)) and o.parallelism is not None else op
         for op in model.operators

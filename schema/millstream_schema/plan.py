@@ -23,6 +23,7 @@ from .model import (
     Partitioning,
     StreamModel,
 )
+from .settings import LONGEST_MS, MOST, shown
 
 KINDS = frozenset(
     {
@@ -49,6 +50,7 @@ SINK_OK = {
     Guarantee.AT_LEAST_ONCE: set(SinkCapability),
     Guarantee.BEST_EFFORT: set(SinkCapability),
 }
+MAX_PARALLELISM = 10_000
 MIN_BATCH_BYTES = 1024
 COMMITTING = frozenset({SinkCapability.TWO_PHASE_COMMIT, SinkCapability.STAGED_ATOMIC_COMMIT, SinkCapability.OUTBOX_EPOCH_LOG})
 
@@ -205,8 +207,10 @@ def _operator_problems(model: StreamModel, op: OperatorSpec) -> list[str]:
     p = op.parallelism if op.parallelism is not None else model.parallelism
     if p < 1:
         problems.append(f"operator {op.id!r}: parallelism must be at least 1, not {p}")
+    if p > MAX_PARALLELISM:
+        problems.append(f"operator {op.id!r}: parallelism must be at most {MAX_PARALLELISM}, not {shown(p)}")
     if p > model.shard_count and op.kind in STATEFUL:
-        problems.append(f"operator {op.id!r}: parallelism {p} exceeds shard_count {model.shard_count}")
+        problems.append(f"operator {op.id!r}: parallelism {shown(p)} exceeds shard_count {model.shard_count}")
     if op.kind in STATEFUL and not op.uid and model.guarantee is Guarantee.STRICT_EXACTLY_ONCE:
         problems.append(
             f"operator {op.id!r} keeps state and has no uid: under STRICT give it uid=..., or its state is lost when the graph changes"
@@ -228,8 +232,12 @@ def _edge_problems(edge: EdgeSpec, known: set[str]) -> list[str]:
     for name, value in (("capacity", c.capacity), ("batch_records", c.batch_records), ("batch_bytes", c.batch_bytes)):
         if value < 1:
             problems.append(f"edge {edge.id!r}: {name} must be at least 1, not {value}")
+        if value > MOST:
+            problems.append(f"edge {edge.id!r}: {name} must be at most {MOST}, not {shown(value)}")
     if c.linger_ms < 0:
         problems.append(f"edge {edge.id!r}: linger_ms must not be negative, not {c.linger_ms}")
+    if c.linger_ms > LONGEST_MS:
+        problems.append(f"edge {edge.id!r}: linger_ms must be at most {LONGEST_MS} ms (31 days), not {shown(c.linger_ms)}")
     if 1 <= c.batch_bytes < MIN_BATCH_BYTES:
         problems.append(
             f"edge {edge.id!r}: batch_bytes must be at least {MIN_BATCH_BYTES}, not {c.batch_bytes}: an envelope's head needs room, too"

@@ -10,6 +10,36 @@ import msgspec
 
 from .errors import ConfigurationError
 
+UNITS = {
+    "retained": "epochs",
+    "max_uncommitted": "epochs",
+    "max_aborts": "epochs",
+    "source_batch": "records",
+    "max_segments": "segments",
+    "failures": "restarts",
+    "stalls": "restarts",
+}
+"""Units of the whole numbers here; names that end in ``_ms`` are milliseconds."""
+LONGEST_MS = 31 * 24 * 3600 * 1000
+MOST = (1 << 31) - 1
+"""Above what anybody means, and far below where sums of them leave the 64 bits of rows and messages."""
+
+
+def shown(value: int) -> str:
+    """For messages: Python refuses to write out a number of thousands of digits."""
+    return str(value) if value < 1 << 64 else f"a number of {value.bit_length()} bits"
+
+
+def _too_much(of: msgspec.Struct, prefix: str = "") -> list[str]:
+    """Whole numbers above their bound."""
+    found = []
+    for name in of.__struct_fields__:
+        value = getattr(of, name)
+        most, unit = (LONGEST_MS, "ms (31 days)") if name.endswith("_ms") else (MOST, UNITS.get(name, ""))
+        if type(value) is int and value > most:
+            found.append(f"{prefix}{name} must be at most {most} {unit}, not {shown(value)}")
+    return found
+
 
 class RestartPolicy(msgspec.Struct, frozen=True):
     """When a job that fails is started again.
@@ -76,6 +106,7 @@ class StreamSettings(msgspec.Struct, frozen=True):
             (self.restart.interval_ms >= 0, "restart interval_ms must not be negative"),
             (0 <= self.restart.delay_ms <= self.restart.max_delay_ms, "restart delay_ms must be between 0 and max_delay_ms"),
         )
+        found += _too_much(self) + _too_much(self.restart, "restart.")
         return found + [text for ok, text in rules if not ok]
 
     def checked(self) -> StreamSettings:

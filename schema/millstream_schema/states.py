@@ -101,6 +101,16 @@ ASSIGNMENT_TRANSITIONS: Mapping[AssignmentState, frozenset[AssignmentState]] = {
 }
 
 
+def before_epoch(after: EpochState) -> tuple[EpochState, ...]:
+    """States from which an epoch may go to ``after``."""
+    return tuple(s for s, then in EPOCH_TRANSITIONS.items() if after in then)
+
+
+def before_assignment(after: AssignmentState) -> tuple[AssignmentState, ...]:
+    """States from which an assignment may go to ``after``."""
+    return tuple(s for s, then in ASSIGNMENT_TRANSITIONS.items() if after in then)
+
+
 def may(before: JobState, after: JobState) -> bool:
     """Whether a job may go from ``before`` to ``after``."""
     return before == after or after in JOB_TRANSITIONS[before]

@@ -7,7 +7,8 @@ hints only make it look sooner. What must never happen here: a subtask kept whos
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -55,7 +56,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
 
 class Node:
-    """The step machine of a node."""
+    """The step machine of a node. ``counted``: what else its process counts; shown in the node's row with each renewal, for metrics."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Node:
         settings: NodeSettings,
         info: dict[str, str],
         events: NodeEvents,
+        counted: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._db = database
         self._hints = hints
@@ -76,6 +78,7 @@ class Node:
         self._settings = settings
         self._info = info
         self._events = events
+        self._counted = counted
         self.id = ""
         self.term = 0
         self.stale_hints = 0
@@ -130,7 +133,7 @@ class Node:
     def _register(self, now: float) -> bool:
         node = self._ids.new("node")
         s = self._settings
-        info = msgspec.json.encode(self._info).decode()
+        info = self._shown()
         try:
             self._db.run(lambda tx: registry.register_node(tx, node, s.name, s.slots, s.lease_ms * 1000, info))
         except CommitUnknown:
@@ -143,6 +146,11 @@ class Node:
         self._poll_at = 0.0
         self._hints.to_coordinator(JobHint(""))
         return True
+
+    def _shown(self) -> str:
+        """The info of this node's row."""
+        found: dict[str, Any] = {**self._info, "counts": {"stale_hints": self.stale_hints, **self._counted()}}
+        return msgspec.json.encode(found).decode()
 
     def _extend(self, sent: float) -> None:
         """The lease holds from before the renewal was sent."""
@@ -189,9 +197,10 @@ class Node:
 
     def _renew(self, sent: float) -> bool:
         writes = [write for hosted in self._hosted.values() if (write := hosted.progress()) is not None]
+        info = self._shown()
 
         def work(tx: Transaction) -> bool:
-            held = registry.renew_node(tx, self.id, self._settings.lease_ms * 1000)
+            held = registry.renew_node(tx, self.id, self._settings.lease_ms * 1000, info)
             if held:
                 for write in writes:
                     write(tx)
@@ -246,11 +255,17 @@ class Node:
             log.warning("assignment not started yet", subtask=row.subtask, error=str(exc))
             self._hinted = True
             return
+        except Exception as exc:  # rows that cannot be decoded: the job must not wait for ever, nor the others with it
+            log.exception("assignment refused", subtask=row.subtask)
+            self._refuse(row, attempt, "start", f"{type(exc).__name__}: {exc}")
+            return
         if deployment is None:
             return
         try:
             child = self._launcher.launch(deployment, lambda message: self._inbox.append((key, attempt, message)))
-        except (MillstreamError, OSError) as exc:
+        except Exception as exc:  # also a deployment that cannot be encoded: a start that fails is a row, never silence
+            if not isinstance(exc, (MillstreamError, OSError)):
+                log.exception("attempt not launched", subtask=row.subtask)
             self._refuse(row, attempt, "start", f"{type(exc).__name__}: {exc}")
             return
         self._hosted[key] = Hosted(deployment, child, self._clock.monotonic(), told_durable=deployment.restore_epoch)

@@ -427,7 +427,7 @@ def sizes(job: JobBuilder) -> DataStream:
         (lambda job: sizes(job).key_by(int).tumbling(10, time="lunar"), "time must be 'event' or 'processing', not 'lunar'"),
         (lambda job: numbers(job).assign_timestamps(int, out_of_orderness_ms=-1), "out_of_orderness_ms must not be negative"),
         (lambda job: numbers(job).assign_timestamps(int, idle_ms=0), "idle_ms must be positive"),
-        (lambda job: numbers(job).edge(capasity=1), "an edge has no setting capasity; known: capacity"),
+        (lambda job: numbers(job).edge(capasity=1), "an edge has no setting 'capasity'; known: capacity"),
         (lambda job: numbers(job).edge(capacity="big"), "an edge setting has a wrong value"),
         (lambda job: job.edges(mode="TELEPATHY"), "an edge setting has a wrong value"),
         (lambda job: numbers(job).map(int, uid=7), "uid of a map must be a text, not 7"),  # type: ignore[arg-type]  # wrong on purpose
@@ -479,6 +479,9 @@ def test_a_setting_below_one_is_refused(jobs: Jobs, installation: Installation, 
     [
         (StreamSettings(alignment_ms=700_000), ("alignment_ms must be below epoch_timeout_ms",)),
         (StreamSettings(epoch_timeout_ms=3_600_000), ("epoch_timeout_ms must be below one hour",)),
+        (StreamSettings(retained=10**30), ("retained must be at most 2147483647 epochs",)),
+        (StreamSettings(commit_deadline_ms=1 << 63), ("commit_deadline_ms must be at most 2678400000 ms (31 days)",)),
+        (StreamSettings(restart=RestartPolicy(stalls=1 << 64)), ("restart.stalls must be at most 2147483647 restarts",)),
         (StreamSettings(min_pause_ms=-1), ("min_pause_ms must not be negative",)),
         (StreamSettings(restart=RestartPolicy(kind="never")), ("unknown restart kind 'never'", "fixed, exponential, rate")),
         (StreamSettings(restart=RestartPolicy(failures=-1)), ("restart budgets must not be negative",)),
@@ -497,6 +500,8 @@ def test_settings_that_contradict_each_other_are_refused(
     ("changes", "told"),
     [
         ({"parallelism": 0}, "parallelism must be at least 1, not 0"),
+        ({"parallelism": 10**30}, "parallelism must be at most 10000, not a number of 100 bits"),
+        ({"config": {"a": [{"b": 10**5000}]}}, "config.a[0].b is a whole number of 16610 bits"),
         ({"parallelism": -3}, "parallelism must be at least 1, not -3"),
         (
             {"overrides": {"nobody": Override(parallelism=2)}},
@@ -515,6 +520,25 @@ def test_a_wrong_change_is_refused(jobs: Jobs, installation: Installation, chang
     """Plan-time changes are checked as the model is."""
     with refused(installation, JobInvalid, told):
         jobs.submit("plain", **changes)
+
+
+def test_every_wrong_edge_setting_is_told_once(jobs: Jobs) -> None:
+    """Of several operators, of one that no edge ends at, and together with what else is wrong."""
+    overrides = {
+        "numbers": Override(edge={"colour": 1}),
+        "same": Override(edge={"capasity": 3, "size": 1}),
+        "out": Override(edge={"capacity": "big"}),
+    }
+    with pytest.raises(JobInvalid) as caught:
+        jobs.submit("plain", overrides=overrides, parallelism=0)
+    wrong, *edges = caught.value.problems
+    assert wrong == "parallelism must be at least 1, not 0"
+    begins = (
+        "override for operator 'numbers': an edge has no setting 'colour'; known: capacity",
+        "override for operator 'same': an edge has no setting 'capasity', 'size'; known: capacity",
+        "override for operator 'out': an edge setting has a wrong value: ",
+    )
+    assert all(told.startswith(begin) for told, begin in zip(edges, begins, strict=True))
 
 
 # -- the installation

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from millstream.cli import main
 from millstream.client import Jobs
+from millstream.dev import DevCluster
 from millstream.embedded import EmbeddedCluster
 from millstream.installation import Installation
 from millstream.program import EPILOG
@@ -403,3 +404,50 @@ def test_the_python_api_does_the_same_on_postgres(postgres_url: str, program: Pr
         assert jobs.cancel(row.id).desired.value == "CANCEL"  # never deployed: it ends at once, without a node
         assert jobs.wait("wordcount", timeout=0).state.value == "STOPPED"
         assert jobs.submit("wordcount", config={"out": str(program.out)}).id != row.id
+
+
+def test_resume_repeats_effects_only_when_told_to(cluster: Program) -> None:
+    """Another job went on from its savepoint and committed more: the old one is refused, and goes on with --repeat-effects."""
+    code, _, err = cluster.submit("endless", "--setting", "epoch_interval_ms=50")
+    assert code == 0, err
+    code, _, err = cluster.local("jobs", "suspend", "endless", "--savepoint", "s1", "--wait", "--timeout", "30")
+    assert code == 0, err
+    code, _, err = cluster.submit("endless", "--name", "other", "--savepoint", "s1", "--setting", "epoch_interval_ms=50")
+    assert code == 0, err
+    code, _, err = cluster.local("jobs", "drain", "other", "--wait", "--timeout", "30")
+    assert code == 0, err
+    resume = ("jobs", "resume", "endless", "--pipelines", f"{MODULE}:pipelines")
+    code, out, err = cluster.local(*resume)
+    assert (code, out) == (4, "") and "--repeat-effects" in err
+    assert cluster.data("jobs", "status", "endless")["state"] == "STOPPED"
+    code, _, err = cluster.local(*resume, "--repeat-effects")
+    assert code == 0, err
+    code, _, err = cluster.local("jobs", "drain", "endless", "--wait", "--timeout", "30")
+    assert code == 0, err
+
+
+def test_status_and_metrics_show_what_nodes_count_and_how_long_epochs_align(cluster: Program) -> None:
+    """The node's row is written anew with each renewal; what nobody counted is not shown."""
+    code, _, err = cluster.submit("endless", "--setting", "epoch_interval_ms=50")
+    assert code == 0, err
+    code, _, err = cluster.local("jobs", "savepoint", "endless", "--wait", "--timeout", "30")
+    assert code == 0, err
+    status = cluster.data("jobs", "status", "endless")
+    assert [sorted(n["counts"]) for n in status["nodes"]] == [["defects", "set_aside", "stale_hints", "tasks_set_aside"]]
+    assert all("alignment_ms" in e for e in status["epochs"])
+    code, out, err = cluster.local("jobs", "metrics")
+    assert code == 0, err
+    assert 'millstream_node_defects_total{node="embedded"} 0.0' in out
+    assert "millstream_node_hints_dropped_total{" not in out
+    code, _, err = cluster.local("jobs", "cancel", "endless", "--wait", "--timeout", "30")
+    assert code == 0, err
+
+
+def test_a_node_process_shows_its_own_counts_and_those_of_the_coordinator_beside_it(program: Program) -> None:
+    """Also what its messages dropped, with or without a broker."""
+    sys.path.insert(0, str(program.directory))
+    with DevCluster(f"{MODULE}:pipelines", directory=program.directory, nodes=1, spares=0) as dev:
+        dev.wait(dev.submit("wordcount", config={"out": str(program.out)}), 60)
+        (node,) = program.data("jobs", "status", "wordcount")["nodes"]
+    assert node["name"] == "node0"
+    assert node["counts"] == {"defects": 0, "hints_dropped": 0, "set_aside": 0, "stale_hints": 0, "tasks_set_aside": 0}

@@ -17,7 +17,7 @@ from millstream_schema.errors import JobConflict, RestoreRefused
 from millstream_schema.manifest import EpochManifest, SubtaskSnapshot
 from millstream_schema.ports import SystemClock
 from millstream_schema.states import Desired, JobState
-from millstream_schema.store import epochs, jobs
+from millstream_schema.store import epochs, jobs, registry, truth
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 
@@ -26,7 +26,9 @@ pipelines = Pipelines()
 
 @pipelines.define("one")
 def one(job: JobBuilder, config: dict[str, Any]) -> None:
-    job.source(CollectionSource([1, 2, 3]), uid="in").sink_to(CollectSink("out", CollectTarget()), uid=str(config.get("sink", "out")))
+    job.source(CollectionSource([1, 2, 3]), uid="in").sink_to(
+        CollectSink(str(config.get("target", "out")), CollectTarget()), uid=str(config.get("sink", "out"))
+    )
 
 
 @pytest.fixture
@@ -119,3 +121,51 @@ def test_a_job_that_is_ending_takes_neither_resume_nor_another_ending(database: 
         Operations(database).stop("a", Desired.DRAIN)
     row = database.read(lambda tx: jobs.read_job(tx, "a"))
     assert row is not None and row.desired is Desired.RUN
+
+
+@pytest.mark.parametrize(("committed", "deployed"), [(50, []), (49, ["a:out:0:50"])])
+def test_a_savepoint_is_deployed_without_the_output_its_job_has_committed(database: Database, committed: int, deployed: list[str]) -> None:
+    """Only what the row of the job it was taken of proves: with one epoch less, the output is deployed and committed once more."""
+    submitted(database, "a")
+    written(database, "a", state=JobState.STOPPED, ended=1, live_name=None, newest_durable=50, newest_committed=committed, generation=1)
+    saved(database, "s1", "a", 50)
+    submitted(database, "b", savepoint="s1")
+    assert [c.id for c in handed(database, "b")] == deployed
+
+
+def test_a_savepoint_whose_job_is_gone_is_deployed_with_all_its_output(database: Database) -> None:
+    """Nothing proves a commit any more."""
+    submitted(database, "a")
+    written(database, "a", state=JobState.STOPPED, ended=1, live_name=None, newest_durable=50, newest_committed=50, generation=1)
+    saved(database, "s1", "a", 50)
+    submitted(database, "b", savepoint="s1")
+    database.run(lambda tx: tx.delete(tx.t.job, tx.t.job.c.id == "a"))
+    assert [c.id for c in handed(database, "b")] == ["a:out:0:50"]
+
+
+def handed(database: Database, job: str) -> list[Committable]:
+    """The committables that the first subtask of a job is deployed with."""
+
+    def work(tx: Any) -> list[Committable]:
+        row = jobs.read_job(tx, job)
+        assert row is not None
+        registry.register_node(tx, "n1", "n1", 4, 60_000_000, "{}")
+        registry.assign(tx, job, row.generation, {"in:0": "n1"}, 0)
+        (assignment,) = registry.assignments(tx, job, row.generation)
+        deployment = truth.load_deployment(tx, assignment, "attempt")
+        assert deployment is not None and deployment.restore_epoch == 50
+        return [c for s in deployment.restored for c in s.committables]
+
+    return database.run(work)
+
+
+def test_another_target_is_taken_when_all_output_is_committed_and_refused_else(database: Database) -> None:
+    """What is uncommitted lies at the old target: the refusal names the setting and the command that finishes it."""
+    submitted(database, "a")
+    written(database, "a", state=JobState.STOPPED, ended=1, live_name=None, newest_durable=50, newest_committed=49, generation=1)
+    saved(database, "s1", "a", 50)
+    with pytest.raises(RestoreRefused, match=r"its name has changed.*jobs commit"):
+        submitted(database, "b", savepoint="s1", config={"target": "elsewhere"})
+    written(database, "a", newest_committed=50)
+    submitted(database, "b", savepoint="s1", config={"target": "elsewhere"})
+    assert handed(database, "b") == []

@@ -20,6 +20,7 @@ from millstream_schema.envelope import Envelope, Kind, decode_envelope, encode_e
 from millstream_schema.errors import ChannelBroken, Fenced, JobInvalid
 from millstream_schema.model import EdgeSpec, Guarantee, Partitioning
 from millstream_schema.plan import compile_plan, validate
+from millstream_schema.ports import SystemClock
 from millstream_schema.settings import RestartPolicy, StreamSettings
 from millstream_schema.states import Desired, EpochState, JobState
 from millstream_schema.store import epochs, registry
@@ -59,7 +60,7 @@ def watermark(generation: int, number: int) -> Frame:
 def test_t11_a_newer_barrier_ends_the_older_alignment() -> None:
     """Epoch 2's barrier comes while 1 is not aligned: held channels are released, 1's late barrier is dropped and counted, 2 aligns."""
     inputs = [channel(0), channel(1)]
-    alignment = Alignment(inputs, True, 0)
+    alignment = Alignment(inputs, True, 0, SystemClock())
     assert not alignment.barrier(0, 1)
     assert inputs[0].held
     assert not alignment.barrier(1, 2)
@@ -361,7 +362,7 @@ def test_timestamps_given_away_from_the_source_close_windows_while_the_job_runs(
 def test_t23_an_old_barrier_is_ignored() -> None:
     """A barrier of an epoch that is over changes nothing."""
     inputs = [channel(0)]
-    alignment = Alignment(inputs, True, 7)
+    alignment = Alignment(inputs, True, 7, SystemClock())
     assert not alignment.barrier(0, 7)
     assert not inputs[0].held
     assert alignment.barrier(0, 8)

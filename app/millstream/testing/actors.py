@@ -263,6 +263,39 @@ class SimNode:
             self.world.probes["stale hint ignored"] += self.node.stale_hints - stale
 
 
+class SimLanes:
+    """Runs a coordinator's storage work at a later simulated moment, lane by lane in order, unless the coordinator has died by then."""
+
+    def __init__(self, process: SimCoordinator) -> None:
+        self._process = process
+        self._lanes: dict[str, deque[Callable[[], None]]] = {}
+
+    def submit(self, lane: str, work: Callable[[], None]) -> None:
+        waiting = self._lanes.setdefault(lane, deque())
+        waiting.append(work)
+        if len(waiting) == 1:
+            self._later(lane)
+
+    def _later(self, lane: str) -> None:
+        self._process.world.at(self._process.world.rng.random() * 0.3, lambda: self._run(lane))
+
+    def _run(self, lane: str) -> None:
+        process = self._process
+        if process.lanes is not self:
+            return
+        if process.paused:
+            process.world.at(0.5, lambda: self._run(lane))
+            return
+        try:
+            process.world.act(process, self._lanes[lane][0])
+        except Crash:
+            process.crash()
+            return
+        self._lanes[lane].popleft()
+        if self._lanes[lane]:
+            self._later(lane)
+
+
 class SimCoordinator:
     """A coordinator process."""
 
@@ -273,6 +306,7 @@ class SimCoordinator:
         self.paused = False
         self.hinted: set[str] = set()
         self.coordinator: Coordinator | None = None
+        self.lanes: SimLanes | None = None
         self._boot()
 
     def _boot(self) -> None:
@@ -281,6 +315,8 @@ class SimCoordinator:
         coordinator = self.coordinator = Coordinator(
             sim.database, sim.hints, SimClock(sim.world), SimChance(sim.world), lambda _: sim.storage, holder, COORDINATOR_LEASE_MS
         )
+        self.lanes = SimLanes(self)
+        coordinator.work_in(self.lanes)
         sim.world.at(sim.world.rng.random(), lambda: self._step(coordinator))
 
     def nap(self, where: str) -> None:
@@ -319,7 +355,7 @@ class SimCoordinator:
         assert coordinator.defects == 0, "the coordinator failed on a job: see its log"
 
     def crash(self) -> None:
-        self.coordinator = None
+        self.coordinator = self.lanes = None
         self.world.at(0.5 + self.world.rng.random() * 3, self._boot)
 
 

@@ -73,7 +73,8 @@ _NEXT_WAKE = Query(lambda t: sa.select(sa.func.min(t.task.c.wake_us).label("next
 _RUNNING = Query(
     lambda t: (
         sa.select(t.task.c.namespace, t.task.c.queue, sa.func.count().label("n"))
-        .where(t.task.c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), not_empty(t.task.c.session))
+        # With the range, so that SQLite walks the index of held tasks and not, for the grouping, the one of all tasks of a namespace.
+        .where(t.task.c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), not_empty(t.task.c.session), t.task.c.session > "")
         .group_by(t.task.c.namespace, t.task.c.queue)
     )
 )

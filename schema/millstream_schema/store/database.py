@@ -274,7 +274,9 @@ class Database:
             except sa.exc.DBAPIError as exc:
                 mapped = self._mapped(exc)
                 if isinstance(mapped, StoreUnavailable):
-                    raise CommitUnknown("the answer to COMMIT was lost; the same guarded statement is to be executed again") from exc
+                    raise CommitUnknown(
+                        f"the answer to COMMIT was lost ({mapped}); the same guarded statement is to be executed again"
+                    ) from exc
                 raise mapped from exc
         if self._faults is not None and not read_only:
             self._faults.after_commit()

@@ -16,7 +16,7 @@ from ..channels import ChannelId
 from ..connectors import Split
 from ..errors import SnapshotMissing, SnapshotUnreadable
 from ..manifest import EpochManifest, Renames, SplitState, SubtaskSnapshot, open_manifest, renamed, seal
-from ..states import EpochState, SplitOwner
+from ..states import EpochState, SplitOwner, before_epoch
 from .database import Query, Transaction
 from .rows import AckMark, EpochRow, JobRow, SplitRow, to
 
@@ -56,16 +56,28 @@ def aborted_since(tx: Transaction, job: str, generation: int, above: int) -> lis
     return [int(r["epoch"]) for r in found]
 
 
-def move_epoch(tx: Transaction, job: str, epoch: int, before: tuple[EpochState, ...], after: EpochState, **values: Any) -> bool:
+def move_epoch(tx: Transaction, job: str, epoch: int, after: EpochState, **values: Any) -> bool:
+    """From a state that the table of transitions allows; False: it is in none of them."""
     t = tx.t.epoch
-    return tx.update(t, t.c.job == job, t.c.epoch == epoch, t.c.state.in_(before), state=after, **values) == 1
+    return tx.update(t, t.c.job == job, t.c.epoch == epoch, t.c.state.in_(before_epoch(after)), state=after, **values) == 1
+
+
+def rename_savepoint(tx: Transaction, job: str, epoch: int, savepoint: str) -> bool:
+    """The id under which a durable epoch was saved, where it is not the one asked for."""
+    t = tx.t.epoch
+    return tx.update(t, t.c.job == job, t.c.epoch == epoch, t.c.state == EpochState.DURABLE, savepoint=savepoint) == 1
 
 
 def commit_epochs(tx: Transaction, job: str, upto: int) -> int:
     """DURABLE → COMMITTED for every epoch up to ``upto`` (subsuming)."""
     t = tx.t.epoch
     return tx.update(
-        t, t.c.job == job, t.c.epoch <= upto, t.c.state == EpochState.DURABLE, state=EpochState.COMMITTED, committed_us=tx.now_us()
+        t,
+        t.c.job == job,
+        t.c.epoch <= upto,
+        t.c.state.in_(before_epoch(EpochState.COMMITTED)),
+        state=EpochState.COMMITTED,
+        committed_us=tx.now_us(),
     )
 
 
@@ -174,9 +186,10 @@ def complete_savepoint(tx: Transaction, savepoint: str, manifest: EpochManifest)
     )
 
 
-def fail_savepoint(tx: Transaction, savepoint: str, error: str) -> None:
+def fail_savepoint(tx: Transaction, savepoint: str, error: str) -> bool:
+    """Note what keeps it from being copied; False: it is not being copied any more."""
     t = tx.t.savepoint
-    tx.update(t, t.c.id == savepoint, t.c.state == "COPYING", error=error[:20_000])
+    return tx.update(t, t.c.id == savepoint, t.c.state == "COPYING", error=error[:20_000]) == 1
 
 
 def read_savepoint(tx: Transaction, savepoint: str) -> dict[str, Any] | None:
@@ -285,27 +298,26 @@ def discoveries(tx: Transaction, job: str, generation: int) -> dict[str, bool]:
     return {r["operator"]: bool(r["complete"]) for r in tx.rows(_DISCOVERIES, job=job, generation=generation)}
 
 
-def own_splits(tx: Transaction, job: str, owners: dict[tuple[str, str], int]) -> None:
-    """UNASSIGNED → ASSIGNED to the subtask index given."""
+def own_splits(tx: Transaction, job: str, owners: dict[tuple[str, str], int]) -> list[tuple[str, str]]:
+    """UNASSIGNED → ASSIGNED to the subtask index given; those that were not UNASSIGNED, which is a defect under the job's lock."""
     t = tx.t.split
+    refused = []
     for (operator, split), owner in owners.items():
-        tx.update(
-            t,
-            t.c.job == job,
-            t.c.operator == operator,
-            t.c.split == split,
-            t.c.state == SplitOwner.UNASSIGNED,
-            state=SplitOwner.ASSIGNED,
-            owner=owner,
-        )
+        where = [t.c.job == job, t.c.operator == operator, t.c.split == split, t.c.state == SplitOwner.UNASSIGNED]
+        if tx.update(t, *where, state=SplitOwner.ASSIGNED, owner=owner) != 1:
+            refused.append((operator, split))
+    return refused
 
 
-def finish_splits(tx: Transaction, job: str, finished: list[SplitState]) -> None:
-    """Splits a durable manifest holds as finished."""
+def finish_splits(tx: Transaction, job: str, finished: list[SplitState]) -> list[tuple[str, str]]:
+    """Splits a durable manifest holds as finished; those that had no row, or were finished before: a defect under the job's lock if their rows said otherwise."""
     t = tx.t.split
+    refused = []
     for s in finished:
         where = [t.c.job == job, t.c.operator == s.operator, t.c.split == s.split_id, t.c.state != SplitOwner.FINISHED]
-        tx.update(t, *where, state=SplitOwner.FINISHED, cursor=_text(s.cursor))
+        if tx.update(t, *where, state=SplitOwner.FINISHED, cursor=_text(s.cursor)) != 1:
+            refused.append((s.operator, s.split_id))
+    return refused
 
 
 def reset_splits(tx: Transaction, job: str, states: list[tuple[SplitState, int]]) -> None:

@@ -75,6 +75,12 @@ def committed_after_savepoints_of(tx: Transaction, job: str) -> int:
     return int(tx.execute(sa.select(sa.func.max(t.c.newest_committed)).where(t.c.restore_from.in_(mine), t.c.id != job)).scalar() or 0)
 
 
+def committed_epoch(tx: Transaction, job: JobRow, origin: str) -> int:
+    """The newest epoch that is committed for sure in the line a manifest of ``origin`` stems from; 0 when that job's row is gone, for then nothing is proven."""
+    row = job if origin == job.id else read_job(tx, origin)
+    return 0 if row is None else row.newest_committed
+
+
 def update_job(tx: Transaction, job: JobRow, **values: Any) -> bool:
     """Guarded by the row's ``rev``: the row is locked, so zero rows means a bug or a lost lock."""
     t = tx.t.job

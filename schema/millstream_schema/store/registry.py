@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..states import AssignmentState, NodeState
+from ..states import AssignmentState, NodeState, before_assignment
 from .database import Query, Transaction
 from .rows import AssignmentRow, NodeRow, to
 from .tables import Tables
@@ -75,24 +75,24 @@ def register_node(tx: Transaction, node: str, name: str, slots: int, lease_us: i
     )  # fmt: skip
 
 
-def renew_node(tx: Transaction, node: str, lease_us: int) -> bool:
-    """Extend the lease of a node that still has one; False: it has expired and the node must start anew."""
+def renew_node(tx: Transaction, node: str, lease_us: int, info: str | None = None) -> bool:
+    """Extend the lease of a node that still has one, with a new ``info`` if given; False: it has expired and the node must start anew."""
     t = tx.t.node
     now = tx.now_us()
-    matched = tx.update(t, t.c.id == node, t.c.state != NodeState.GONE, t.c.expires_us > now, renewed_us=now, expires_us=now + lease_us)
-    return matched == 1
+    values: dict[str, Any] = {"renewed_us": now, "expires_us": now + lease_us} | ({} if info is None else {"info": info})
+    return tx.update(t, t.c.id == node, t.c.state != NodeState.GONE, t.c.expires_us > now, **values) == 1
 
 
-def drain_node(tx: Transaction, node: str) -> None:
-    """The node takes no more work."""
+def drain_node(tx: Transaction, node: str) -> bool:
+    """The node takes no more work; False: it did not before, or its row is gone."""
     t = tx.t.node
-    tx.update(t, t.c.id == node, t.c.state == NodeState.ACTIVE, state=NodeState.DRAINING)
+    return tx.update(t, t.c.id == node, t.c.state == NodeState.ACTIVE, state=NodeState.DRAINING) == 1
 
 
-def leave_node(tx: Transaction, node: str) -> None:
-    """The node has gone; its assignments of whatever generation were handed back before."""
+def leave_node(tx: Transaction, node: str) -> bool:
+    """The node has gone; its assignments of whatever generation were handed back before. False: it had left, or its row is gone."""
     t = tx.t.node
-    tx.update(t, t.c.id == node, state=NodeState.GONE, expires_us=0)
+    return tx.update(t, t.c.id == node, t.c.state != NodeState.GONE, state=NodeState.GONE, expires_us=0) == 1
 
 
 def active_nodes(tx: Transaction) -> list[NodeRow]:
@@ -211,9 +211,9 @@ def ready_assignment(tx: Transaction, job: str, generation: int, subtask: str, a
 def end_assignment(
     tx: Transaction, job: str, generation: int, subtask: str, attempt: str, state: AssignmentState, cause: str = "", detail: str = ""
 ) -> bool:
-    """To FINISHED or FAILED; the first end wins."""
+    """To FINISHED or FAILED, from a state that the table of transitions allows; the first end wins."""
     t = tx.t.assignment
-    where = [*_mine(tx, job, generation, subtask, attempt), t.c.state.not_in((AssignmentState.FINISHED, AssignmentState.FAILED))]
+    where = [*_mine(tx, job, generation, subtask, attempt), t.c.state.in_(before_assignment(state))]
     return tx.update(t, *where, state=state, cause=cause, detail=detail[:20_000], changed_us=tx.now_us()) == 1
 
 
@@ -224,9 +224,10 @@ def committed_assignment(tx: Transaction, job: str, generation: int, subtask: st
     return tx.update(t, *where, committed=epoch, commit_detail="", changed_us=tx.now_us()) == 1
 
 
-def note_commit(tx: Transaction, job: str, generation: int, subtask: str, attempt: str, detail: str) -> None:
+def note_commit(tx: Transaction, job: str, generation: int, subtask: str, attempt: str, detail: str) -> bool:
+    """What commits wait for; False: another attempt has the subtask by now."""
     t = tx.t.assignment
-    tx.update(t, *_mine(tx, job, generation, subtask, attempt), commit_detail=detail[:20_000])
+    return tx.update(t, *_mine(tx, job, generation, subtask, attempt), commit_detail=detail[:20_000]) == 1
 
 
 def exhausted_assignment(tx: Transaction, job: str, generation: int, subtask: str, attempt: str) -> bool:

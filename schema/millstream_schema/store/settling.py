@@ -19,7 +19,6 @@ from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
 from .columns import not_empty
 from .database import Query, Transaction
-from .rows import to
 from .tables import Tables
 from .tasks import TEXT_KEPT, apply, by_permit, keep_attempt, lock_task, lock_tasks, submit
 
@@ -69,7 +68,7 @@ _SUCCEED = Query(_succeed)
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answer]:
-    """Write the ends of attempts; an answer for each task: the best one, if several attempts of it are reported. Plain successes of one claim with one result take one statement."""
+    """Write the ends of attempts; an answer for each task, the best if several of its attempts are reported. Plain successes of one claim with one result take one statement."""
     now = tx.now_us()
     answers: dict[str, Answer] = {}
     plain: dict[tuple[str, int, str], list[Settlement]] = {}
@@ -220,7 +219,8 @@ def take_back(tx: Transaction, session: str, chance: Callable[[], float], limit:
     t = tx.t.task
     now = tx.now_us()
     held = sa.select(t.c.id).where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD))).limit(limit)
-    ids = [r["id"] for r in tx.rows(held)]  # found by the index of sessions, then locked by id: no planner is tempted to walk the table in the order of ids
+    # Found, then locked by id: one statement for both tempts a planner to walk the whole table in the order of ids.
+    ids = [r["id"] for r in tx.rows(held)]
     for task in by_permit([row for row in lock_tasks(tx, ids).values() if row.session == session]):
         outcome = Lost(started=task.state is TaskState.RUNNING)
         decision = on_end(task, msgspec.json.decode(task.policy, type=Policy), outcome, now, chance())

@@ -90,6 +90,7 @@ def load_deployment(tx: Transaction, assignment: AssignmentRow, attempt: str) ->
     renames = given.names if manifest is not None and given.epoch == manifest.epoch else {}
     rows = epochs.splits(tx, job.id)
     restored = [] if manifest is None else [s for s in manifest.subtasks if set(s.operators) & set(operators)]
+    done = 0 if manifest is None else jobs.committed_epoch(tx, job, manifest.job)
     return Deployment(
         job=job.id,
         factory=job.factory,
@@ -103,7 +104,7 @@ def load_deployment(tx: Transaction, assignment: AssignmentRow, attempt: str) ->
         mode=DeployMode(job.mode),
         settings=msgspec.json.decode(job.settings, type=StreamSettings),
         restore_epoch=manifest.epoch if manifest else 0,
-        restored=needed(restored, plan, subtask, manifest),
+        restored=uncommitted(needed(restored, plan, subtask, manifest), done),
         splits=[epochs.split_state(s) for s in rows if s.operator in operators and s.owner == subtask.index],
         known_splits={o: [s.split for s in rows if s.operator == o] for o in operators if any(s.operator == o for s in rows)},
         rescaled=_reshaped(manifest, plan, subtask) or bool(renames),
@@ -122,6 +123,11 @@ def needed(
     if manifest is not None and not _reshaped(manifest, plan, subtask):
         return [s for s in restored if s.subtask == subtask.id]
     return restored
+
+
+def uncommitted(snapshots: list[SubtaskSnapshot], done: int) -> list[SubtaskSnapshot]:
+    """Without the committables of epochs up to ``done``, which the job's row proves committed. They need no commit any more, and the job may write to another target by now."""
+    return [msgspec.structs.replace(s, committables=[c for c in s.committables if c.epoch > done]) for s in snapshots]
 
 
 def _reshaped(manifest: EpochManifest | None, plan: PartitionedPlan, subtask: Subtask) -> bool:

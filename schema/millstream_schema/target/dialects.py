@@ -21,6 +21,7 @@ from millstream_schema.target.failures import TargetRefused
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}\Z")
 _SAFE: Final = frozenset({type(None), bool, int, str, bytes})
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 Convert = Callable[[Any], Any]
 
 
@@ -34,7 +35,7 @@ def checked_name(name: str, what: str) -> str:
 @dataclass(frozen=True)
 class Dialect:
     """One database's ways. ``convert`` maps Python types to functions that make a value of it bindable; types not in it and not plain are
-    refused.
+    refused. ``refused_character``: one that its text cannot hold.
 
     ``share`` and ``update`` end a SELECT that locks the rows it reads. ``max_parameters`` bounds one statement's placeholders.
     """
@@ -51,6 +52,7 @@ class Dialect:
     max_parameters: int
     multi_row: bool
     convert: dict[type, Convert]
+    refused_character: str = ""
 
     def sql(self, statement: str) -> str:
         """A statement written with ``?`` in this driver's placeholders. The text must hold no other ``?``, and no ``%`` but SQLite's."""
@@ -104,6 +106,49 @@ class Dialect:
             return rows
         return [[self.bind(value) for value in row] for row in rows]
 
+    def check(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Raise :class:`TargetRefused`, naming column and value, for what this database or its driver refuses whatever the column's type.
+
+        Called before rows are staged: what was sealed with an epoch and is refused at the commit would be refused for ever.
+        """
+        for name, column in zip(columns, zip(*rows)):
+            kinds = set(map(type, column))
+            if not self._plain(kinds, column):
+                for value in column:
+                    self._check(name, value)
+
+    def _plain(self, kinds: set[type], column: Sequence[Any]) -> bool:
+        """Whether a column surely holds nothing that is refused. Cheap: it is asked for each batch."""
+        if any(self.convert.get(kind) is not _same or kind is dt.time for kind in kinds - _SAFE):
+            return kinds == {float} and all(map(math.isfinite, column))
+        if int in kinds:
+            numbers = column if kinds == {int} else [value for value in column if type(value) is int]
+            if min(numbers) < _LOWEST or max(numbers) > _HIGHEST:
+                return False
+        if str in kinds:
+            text = "".join(column if kinds == {str} else [value for value in column if type(value) is str])
+            if not (text.isascii() or _encodable(text)) or (self.refused_character and self.refused_character in text):
+                return False
+        return True
+
+    def _check(self, column: str, value: Any) -> None:
+        kind = type(value)
+        try:
+            bound = self.bind(value)
+            if kind is int and not _LOWEST <= value <= _HIGHEST:
+                raise TargetRefused(f"an integer of {value.bit_length()} bits does not fit 64 bits; give it as Decimal for a wider column")
+            if isinstance(bound, dt.time) and bound.tzinfo is not None and bound.utcoffset() is None:
+                raise TargetRefused("a time of a zone whose offset depends on the day; give it a fixed offset or none")
+            if kind is str:
+                if not _encodable(value):
+                    raise TargetRefused("text with a lone surrogate is no UTF-8; replace it before the sink")
+                if self.refused_character and self.refused_character in value:
+                    raise TargetRefused(
+                        f"text with {self.refused_character!r} cannot be stored by this database; remove it before the sink"
+                    )
+        except TargetRefused as error:
+            raise TargetRefused(f"column {column}: {error}") from error
+
     def bind(self, value: Any) -> Any:
         """One value for the driver."""
         kind = type(value)
@@ -114,7 +159,18 @@ class Dialect:
             raise TargetRefused(
                 f"a value of type {kind.__qualname__} cannot be stored in a column; turn it into text, a number or bytes first"
             )
-        return convert(value)
+        try:
+            return convert(value)
+        except (OverflowError, ValueError) as error:
+            raise TargetRefused(f"the {kind.__qualname__} {value!r} cannot be stored: {error}") from error
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=512)
@@ -192,6 +248,7 @@ POSTGRESQL: Final = Dialect(
     max_parameters=30_000,
     multi_row=True,
     convert=dict.fromkeys((float, Decimal, dt.datetime, dt.date, dt.time, dt.timedelta, uuid.UUID), _same),
+    refused_character="\0",
 )
 MYSQL: Final = Dialect(
     name="mysql",

@@ -29,7 +29,7 @@ class Deadlines:
         self._serial += 1
         heappush(self._heap, (time, self._serial, key))
 
-    def pop(self, until: int) -> tuple[int, Any] | None:
+    def pop(self, until: float) -> tuple[int, Any] | None:
         """Take the earliest (time, key) that is not after ``until``. The key is unknown afterwards."""
         time = self.next()
         if time is None or time > until:

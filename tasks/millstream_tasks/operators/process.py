@@ -15,7 +15,7 @@ from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, OperatorError
 from millstream_schema.model import NAME, OperatorSpec
 
-from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Keyed, restored_watermark
+from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Keyed, check_times, restored_watermark
 from .deadlines import Deadlines
 from .keyed_state import (
     NO_KEY,
@@ -88,6 +88,8 @@ class Context:
 
     def emit(self, value: Any, timestamp: int | None = None) -> None:
         """Send a record on; with the timestamp of the record or timer in hand when none is given."""
+        if timestamp is not None:
+            check_times((timestamp,), f"operator {self._operator.id!r}: emit")
         self._operator.collect(None, value, self.timestamp if timestamp is None else timestamp)
 
     def side(self, tag: str, value: Any) -> None:

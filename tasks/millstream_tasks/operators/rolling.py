@@ -11,7 +11,7 @@ from typing import Any
 from millstream_schema.canonical import canonical
 from millstream_schema.model import OperatorSpec
 
-from .base import Batch, Keyed
+from .base import Batch, Keyed, refuse_unhashable
 
 
 class Reduce(Keyed):
@@ -35,6 +35,9 @@ class Reduce(Keyed):
                 if key in live:
                     raise
                 canonical(key)
+            except TypeError:
+                refuse_unhashable(key)
+                raise
             live[key] = delta[key] = value
             append(value)
         self._table.note(out)
@@ -69,7 +72,11 @@ class Aggregate(Keyed):
         keep, emit = accs.append, out.append
         missing = _MISSING
         for key, value in zip(keys, batch.values):
-            acc = get(key, missing)
+            try:
+                acc = get(key, missing)
+            except TypeError:
+                refuse_unhashable(key)
+                raise
             if acc is missing:
                 canonical(key)
                 acc = create()

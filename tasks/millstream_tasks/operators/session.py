@@ -7,6 +7,7 @@ session left behind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from millstream_schema.canonical import canonical
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.model import OperatorSpec
 
-from .base import MAX_WATERMARK, Batch
+from .base import MAX_WATERMARK, TIME_LIMIT, Batch
 from .deadlines import Deadlines
 from .window_base import Window, Windowed, fold, millis
 
@@ -82,14 +83,14 @@ class SessionWindow(Windowed):
     def _emit(self, key: Any, start: int, end: int, acc: Any, kept: bool, out: Batch) -> None:
         out.values.append(self._result(key, Window(start, end), acc, kept))
         assert out.timestamps is not None
-        out.timestamps.append(end - 1)
+        out.timestamps.append(min(end - 1, TIME_LIMIT))
 
     def _advance(self, to: int) -> Batch | None:
         out = Batch([], [])
-        while (due := self._line.pop(to)) is not None:
+        # +∞ fires and frees what ends, or may be late, beyond it too.
+        until = math.inf if to >= MAX_WATERMARK else to
+        while (due := self._line.pop(until)) is not None:
             self._visit(due[1], due[0], to, out)
-        if to >= MAX_WATERMARK:
-            self._free_sent()
         return out if out.values else None
 
     def _visit(self, key: Any, time: int, to: int, out: Batch) -> None:
@@ -117,11 +118,6 @@ class SessionWindow(Windowed):
     def _wanted(self, session: _Session) -> int:
         """When a session wants attention: to fire, then to be freed."""
         return session[1] - 1 + (self.lateness if session[3] else 0)
-
-    def _free_sent(self) -> None:
-        # At +∞ a lateness can reach beyond it.
-        for key in list(self._table.keys()):
-            self._table.remove(key)
 
     def _next_end(self) -> int | None:
         time = self._line.next()

@@ -13,7 +13,7 @@ from millstream_schema.connectors import Json
 from millstream_schema.errors import OperatorError
 from millstream_schema.model import OperatorSpec
 
-from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Operator, restored_watermark
+from .base import MAX_WATERMARK, MIN_WATERMARK, Batch, Operator, highest_time, restored_watermark
 
 
 class Map(Operator):
@@ -92,11 +92,13 @@ class AssignTimestamps(Operator):
         self._highest.pop(split, None)
 
     def process(self, batch: Batch) -> Batch:
-        times = batch.timestamps if self.function is None else list(map(self.function, batch.values))
+        times = batch.timestamps  # the source's were checked when they were read
+        if self.function is not None:
+            times = list(map(self.function, batch.values))
         if times is None:
             raise OperatorError(f"operator {self.id!r}: its source gives no timestamps: pass a function to assign_timestamps")
         if times:
-            highest = max(times)
+            highest = max(times) if self.function is None else highest_time(times, f"operator {self.id!r}: its function")
             if highest > self._highest.get(self._split, MIN_WATERMARK):
                 self._highest[self._split] = highest
         return Batch(batch.values, times)

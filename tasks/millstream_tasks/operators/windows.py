@@ -13,7 +13,7 @@ from typing import Any
 from millstream_schema.canonical import canonical
 from millstream_schema.model import OperatorSpec
 
-from .base import Batch
+from .base import MAX_WATERMARK, TIME_LIMIT, Batch
 from .window_base import Window, Windowed, fold, millis
 
 _Pane = tuple[dict[Any, Any], dict[Any, Any]]
@@ -70,12 +70,13 @@ class _Sized(Windowed):
         values: list[Any] = []
         times: list[int] = []
         size = self.size
-        while self._unfired and self._unfired[0] + size - 1 <= to:
+        # +∞ fires a window that ends beyond it too.
+        while self._unfired and (self._unfired[0] + size - 1 <= to or to >= MAX_WATERMARK):
             start = self._unfired[0]
             window = Window(start, start + size)
             kept = not self._past(window.end, to)
             values += self._fire(window, kept)
-            times += [window.end - 1] * (len(values) - len(times))
+            times += [min(window.end - 1, TIME_LIMIT)] * (len(values) - len(times))
             # Only now: nothing is purged that was not emitted.
             heappop(self._unfired)
             if kept:

@@ -155,4 +155,4 @@ class Assembly:
         return made
 
     def alignment(self, inputs: list[InputChannel]) -> Alignment:
-        return Alignment(inputs, self._model.guarantee.aligned, self._deployment.restore_epoch)
+        return Alignment(inputs, self._model.guarantee.aligned, self._deployment.restore_epoch, self._env.clock)

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 
 from millstream_schema.connectors import Read
 from millstream_schema.control import Exhausted, WantsEpoch
+from millstream_schema.errors import OperatorError
 from millstream_schema.manifest import SplitState
 from millstream_schema.settings import StreamSettings
 
 from ..chain import Chain
-from ..operators.base import MAX_WATERMARK, Batch
+from ..operators.base import MAX_WATERMARK, Batch, check_times
 from .discovery import Discovery
 from .environment import Environment
 from .outputs import Outputs
@@ -37,6 +38,8 @@ class SourceFeed:
         self.driver = driver
         self.exhausted = False
         """The end of the source was reported, and +∞ went through the chain."""
+        self.lag_ms: int | None = None
+        """How old the newest record read was when it was read; None before the first one, and without event times."""
         self._discovery = discovery
         self._chain = chain
         self._outputs = outputs
@@ -83,6 +86,10 @@ class SourceFeed:
             self._outputs.emit_status(False)
         if read.values:
             self._counters["records_in"] += len(read.values)
+            if read.timestamps is not None:
+                self._check_times(read)
+            if read.timestamps:
+                self.lag_ms = self._env.clock.now_ms() - read.timestamps[-1]
             if self._chain.assigner is not None:
                 self._chain.assigner.select(split)
             self._chain.push(Batch(read.values, read.timestamps))
@@ -91,6 +98,14 @@ class SourceFeed:
         if read.exhausted and self._chain.assigner is not None:
             self._chain.assigner.finish(split)
         self._assign_watermark()
+
+    def _check_times(self, read: Read) -> None:
+        """The source's own event times, before anything relies on them."""
+        times, values = read.timestamps, read.values
+        assert times is not None
+        check_times(times, f"source {self.driver.id!r}")
+        if len(times) != len(values):
+            raise OperatorError(f"source {self.driver.id!r} gave {len(times)} event times for {len(values)} records; give one for each")
 
     def drain(self) -> bool | None:
         """Towards the end that DRAIN sets: None once it is reached, before that whether there was anything to read."""

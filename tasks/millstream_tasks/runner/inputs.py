@@ -6,12 +6,18 @@ over, an alignment that waits for an older epoch's barrier.
 
 from __future__ import annotations
 
+from collections import deque
+
 from millstream_schema.channels import ChannelId, ChannelReader, Frame
 from millstream_schema.envelope import Envelope, Kind, decode_envelope
 from millstream_schema.errors import ChannelBroken, Fenced
+from millstream_schema.ports import Clock
 from millstream_schema.values import TypeRegistry
 
 from ..operators.base import MAX_WATERMARK, MIN_WATERMARK
+
+TIMES_KEPT = 10
+"""Epochs whose alignment time is remembered: as many as a status shows."""
 
 
 class InputChannel:
@@ -75,7 +81,7 @@ class Alignment:
     ``hold``: channels that have it are not read until all have it (STRICT, EFFECTIVELY_ONCE).
     """
 
-    def __init__(self, inputs: list[InputChannel], hold: bool, last: int) -> None:
+    def __init__(self, inputs: list[InputChannel], hold: bool, last: int, clock: Clock) -> None:
         self._inputs = inputs
         self._hold = hold
         self.done = last
@@ -83,6 +89,9 @@ class Alignment:
         self.epoch = 0
         self._have: set[int] = set()
         self.dropped = 0
+        self._clock = clock
+        self._began = 0.0
+        self._times: deque[tuple[int, float]] = deque(maxlen=TIMES_KEPT)
 
     def barrier(self, index: int, epoch: int) -> bool:
         """A barrier arrived on input ``index``; whether the alignment of ``epoch`` is complete now."""
@@ -92,11 +101,13 @@ class Alignment:
         if epoch > self.epoch:
             self._release()
             self.epoch = epoch
+            self._began = self._clock.monotonic()
         if index in self._have:
             self.dropped += 1
             return False
         self._have.add(index)
         if len(self._have) == len(self._inputs):
+            self._times.append((epoch, round((self._clock.monotonic() - self._began) * 1000, 3)))
             self.finish(epoch)
             return True
         if self._hold:
@@ -108,6 +119,10 @@ class Alignment:
         self.done = max(self.done, epoch)
         if self.epoch and self.epoch <= self.done:
             self._release()
+
+    def times(self) -> list[tuple[int, float]]:
+        """Of the newest epochs that aligned here: ms from the first barrier to the last, oldest first. May be called from another thread."""
+        return list(self._times)
 
     def _release(self) -> None:
         for channel in self._inputs:

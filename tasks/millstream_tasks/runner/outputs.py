@@ -20,7 +20,7 @@ from millstream_schema.plan import PlanEdge
 from millstream_schema.reasons import one_line
 from millstream_schema.values import TypeRegistry
 
-from ..operators.base import Batch
+from ..operators.base import Batch, refuse_unhashable
 
 ROUTES = 1 << 20
 """Keys whose route is remembered per edge; beyond it the memory is emptied."""
@@ -185,7 +185,12 @@ class OutputEdge:
         assert self._key is not None
         try:
             keys = list(map(self._key, values))
-            targets = list(map(self._routes.get, keys))
+            try:
+                targets = list(map(self._routes.get, keys))
+            except TypeError:
+                for key in keys:
+                    refuse_unhashable(key)
+                raise
             return [self._route(k) for k in keys] if None in targets else targets  # type: ignore[return-value]  # none is None
         except KeyRefused as exc:
             raise KeyRefused(f"operator {self.edge.spec.target!r}: {exc}") from exc

@@ -410,6 +410,8 @@ class SubtaskRunner:
             "dead_lettered": self.feed.driver.dead if self.feed else 0,
             "longest_cut_ms": round(self.longest_cut * 1000, 3),
             "watermark_lag_ms": None if watermark is None else self._env.clock.now_ms() - watermark,
+            "source_lag_ms": self.feed.lag_ms if self.feed else None,
+            "alignments": self.alignment.times() if runs else [],
             "state_bytes": self.snapshotter.size if runs else 0,
             **self._pace.milliseconds(),
             "channels": [c.status() for c in self.outputs.channels] if self._running else [],

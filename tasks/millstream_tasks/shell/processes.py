@@ -132,11 +132,16 @@ class ProcessLauncher:
         self._refill()
 
     def launch(self, deployment: Deployment, deliver: Deliver) -> ProcessChild:
+        """A process with this deployment; whatever is raised, none is left behind."""
         with self._lock:
             process = self._spares.pop() if self._spares else None
         if process is None or process.popen.poll() is not None:
             process = _Process(self._boot)
-        child = ProcessChild(process, deployment, deliver, self._wake)
+        try:
+            child = ProcessChild(process, deployment, deliver, self._wake)
+        except BaseException:  # one that cannot be encoded, no thread to be had
+            process.end()
+            raise
         threading.Thread(target=self._refill, daemon=True).start()
         return child
 

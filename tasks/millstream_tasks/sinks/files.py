@@ -111,7 +111,7 @@ class FileWriter:
         self._context = context
         self._target = target
         self._encode = sink.encoder()
-        self._head = _csv_line(sink.columns) if sink.format == "csv" else b""
+        self._head = _csv_line(sink.columns, sink.columns) if sink.format == "csv" else b""
         self._segment = segment
         self._file = -1
         self._size = self._rows = 0
@@ -254,15 +254,24 @@ def _csv_encoder(columns: Sequence[str]) -> Encode:
     mapper = RowMapper(columns)
 
     def encode(values: list[Any]) -> bytes:
-        return b"".join(_csv_line([_csv_cell(cell) for cell in row]) for row in mapper.rows(values))
+        return b"".join(_csv_line(columns, [_csv_cell(cell) for cell in row]) for row in mapper.rows(values))
 
     return encode
 
 
-def _csv_line(cells: Sequence[Any]) -> bytes:
+def _csv_line(columns: Sequence[str], cells: Sequence[Any]) -> bytes:
+    """One line that ends in a newline. The writer quotes the characters of its own line end only, so it is given both."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)
+    try:
+        return text.getvalue().removesuffix("\r\n").encode() + b"\n"
+    except UnicodeEncodeError as error:
+        name = next((name for name, cell in zip(columns, cells) if _surrogates(str(cell))), columns[0])
+        raise SinkError(f"column {name}: text with a lone surrogate is no UTF-8; replace it before the sink") from error
+
+
+def _surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _csv_cell(cell: Any) -> Any:

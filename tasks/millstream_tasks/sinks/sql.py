@@ -38,6 +38,7 @@ from millstream_tasks.sinks.segments import (
     missing_problems,
 )
 from millstream_tasks.sinks.sql_target import SqlFence, check_table, lock_limit, patiently, target_problems
+from millstream_tasks.sinks.trial import Trial
 
 _CHUNK_BYTES = 4 << 20  # below MariaDB's default max_allowed_packet (16 MiB) with every byte escaped
 _KEPT_MARKERS = 128  # more than the epochs that may be pending (10) and the manifests that are kept (5), with room for savepoints
@@ -49,9 +50,9 @@ class SqlAppendSink:
 
     ``url``: sqlite:///file.db, postgresql://… or mysql://… (MariaDB too). The table is yours and must exist; four ``millstream_…`` tables
     are created beside it. ``columns``: where tuples go by position, dicts by key, objects by attribute. ``batch_rows``: records staged at
-    a time. ``lock_timeout`` (seconds): less than the installation's ``idle_in_transaction_ms``, which holds if none is given and is never
-    exceeded. ``patience`` (seconds): how long a busy or lost target is tried again before the subtask fails. ``missing``: what a
-    committable becomes whose staging is gone, ``fail`` or ``warn``.
+    a time; rows unlike all before (another type, None, longer, wider) are first tried on the table and rolled back. ``lock_timeout``
+    (seconds): less than the installation's ``idle_in_transaction_ms``, which holds if none is given and is never exceeded. ``patience``
+    (seconds): how long a busy or lost target is tried again before the subtask fails. ``missing``: what a committable becomes whose staging is gone, ``fail`` or ``warn``.
     """
 
     kind = "sql-append"
@@ -129,6 +130,7 @@ class SqlAppendWriter:
         self._connection = connection
         self._committer = Committer(sink, context, fence)
         self._mapper = RowMapper(sink.columns)
+        self._trial = Trial(connection, sink.table, sink.columns)
         self._registry = TypeRegistry()
         self._segment = segment
         self._buffer: list[Row] = []
@@ -136,11 +138,17 @@ class SqlAppendWriter:
         self._staged: list[Chunk] = []
 
     def write(self, values: list[Any], timestamps: list[int] | None) -> None:
-        self._buffer.extend(self._mapper.rows(values))
+        rows = self._mapper.rows(values)
+        # Here, not at the commit: what is sealed with an epoch and then refused would be refused at every restart.
+        self._connection.dialect.check(self._sink.columns, rows)
+        self._buffer.extend(rows)
         if len(self._buffer) >= self._sink.batch_rows:
             self.flush()
 
     def flush(self) -> None:
+        if self._buffer:
+            self._context.guard()
+            self._trial.run(self._buffer)
         rows, self._buffer = self._buffer, []
         for start in range(0, len(rows), self._sink.batch_rows):
             self._pack(rows[start : start + self._sink.batch_rows])

@@ -142,7 +142,9 @@ class SqlUpsertWriter:
     def write(self, values: list[Any], timestamps: list[int] | None) -> None:
         buffer, keys = self._buffer, self._keys
         single = keys[0] if len(keys) == 1 else None
-        for row in self._mapper.rows(values):
+        rows = self._mapper.rows(values)
+        self._connection.dialect.check(self._sink.columns, rows)
+        for row in rows:
             key = row[single] if single is not None else tuple([row[index] for index in keys])
             if key is None or (single is None and None in key):
                 names = ", ".join(self._sink.key_columns)

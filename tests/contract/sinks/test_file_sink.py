@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import signal
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.contract.sinks.worlds import FileWorld, records
 from tests.contract.snapshots.test_snapshot_storage import full_disk
 
@@ -60,6 +64,29 @@ def test_csv_files_have_a_header_each_and_quote_what_needs_it(files: Any) -> Non
         writer.write([(3, b"raw", 1)], None)
     assert writer.commit(writer.prepare_commit(1)).result is COMMITTED
     assert published(files)[0].read_text() == 'id,name,price\n1,"a ""b"", c\nd",1.50\n2,,\n'
+    writer.close()
+
+
+CELLS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text("\r\n,\"' \0a"))
+
+
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1), st.lists(CELLS, min_size=1))
+def test_any_text_comes_back_from_csv_as_it_was(pairs: list[tuple[str, str]], singles: list[str]) -> None:
+    """Line ends of every system, quotes, commas, NUL, nothing at all: what a reader of CSV gets is what was written."""
+    for columns, rows in ((["a", "b"], pairs), (["only"], [(cell,) for cell in singles])):
+        text = FileSink("x", format="csv", columns=columns).encoder()(list(rows)).decode()
+        assert [tuple(row) for row in csv.reader(io.StringIO(text, newline=""))] == rows
+
+
+@pytest.mark.parametrize("options", [{"format": "csv", "columns": ["id", "name"]}, {}])
+def test_text_that_is_no_utf8_is_a_sink_error_and_leaves_the_file_whole(files: Any, options: dict[str, Any]) -> None:
+    """A lone surrogate; in CSV the column is named."""
+    writer = FileSink(files.directory, **options).open(files.context())
+    writer.write([(1, "a")], None)
+    with pytest.raises(SinkError, match="column name" if options else "JSON"):
+        writer.write([(2, "fine"), (3, "\udc80")], None)
+    assert writer.commit(writer.prepare_commit(1)).result is COMMITTED
+    assert published(files)[0].read_text().splitlines()[-1] in ("1,a", '[1,"a"]')
     writer.close()
 
 

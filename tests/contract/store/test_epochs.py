@@ -19,15 +19,14 @@ from millstream_schema.store.rows import JobRow
 
 E = EpochState
 JOB = "job-1"
-OPEN = (E.TRIGGERED, E.PRECOMMITTED)
 
 
 def trigger(db: Database, epoch: int = 7, generation: int = 3, kind: str = "checkpoint", splits: list[SplitState] | None = None) -> None:
     db.run(lambda tx: epochs.trigger(tx, JOB, epoch, generation, 2, kind, "", splits or []))
 
 
-def move(db: Database, before: tuple[EpochState, ...], after: EpochState, epoch: int = 7) -> bool:
-    return db.run(lambda tx: epochs.move_epoch(tx, JOB, epoch, before, after, reason="why"))
+def move(db: Database, after: EpochState, epoch: int = 7) -> bool:
+    return db.run(lambda tx: epochs.move_epoch(tx, JOB, epoch, after, reason="why"))
 
 
 def state(db: Database, epoch: int = 7) -> EpochState:
@@ -54,27 +53,38 @@ def test_t36_an_epoch_id_is_used_once(db: Database) -> None:
     assert db.read(lambda tx: epochs.read_epoch(tx, JOB, 8)) is None
 
 
-def test_e10_an_epoch_moves_from_the_states_that_are_named_only(db: Database) -> None:
+def test_e10_an_epoch_moves_as_the_table_of_transitions_says_only(db: Database) -> None:
     """An aborted epoch does not come back to life; a durable one is not aborted; a repeat answers no."""
     trigger(db)
-    assert not move(db, (E.PRECOMMITTED,), E.DURABLE)
-    assert move(db, (E.TRIGGERED,), E.PRECOMMITTED)
-    assert not move(db, (E.TRIGGERED,), E.PRECOMMITTED)
-    assert move(db, OPEN, E.DURABLE)
-    assert not move(db, OPEN, E.ABORTED)
+    assert not move(db, E.COMMITTED)
+    assert move(db, E.PRECOMMITTED)
+    assert not move(db, E.PRECOMMITTED)
+    assert move(db, E.DURABLE)
+    assert not move(db, E.ABORTED)
     assert state(db) is E.DURABLE
+    assert move(db, E.COMMITTED)
     trigger(db, 8)
-    assert move(db, OPEN, E.ABORTED, 8)
-    assert not move(db, OPEN, E.DURABLE, 8)
+    assert move(db, E.ABORTED, 8)
+    assert not move(db, E.DURABLE, 8)
     assert state(db, 8) is E.ABORTED
-    assert not move(db, OPEN, E.DURABLE, 99)
+    assert not move(db, E.DURABLE, 99)
+
+
+def test_a_durable_epoch_shows_the_id_it_was_saved_under(db: Database) -> None:
+    """One that is not durable was not saved."""
+    trigger(db)
+    assert not db.run(lambda tx: epochs.rename_savepoint(tx, JOB, 7, "own"))
+    move(db, E.DURABLE)
+    assert db.run(lambda tx: epochs.rename_savepoint(tx, JOB, 7, "own"))
+    row = db.read(lambda tx: epochs.read_epoch(tx, JOB, 7))
+    assert row is not None and (row.savepoint, row.state) == ("own", E.DURABLE)
 
 
 def test_commits_subsume_and_repeat_without_effect(db: Database) -> None:
     """T-26: every durable epoch up to the one named; aborted ones stay aborted; a late one is a no-op."""
     for epoch, to in ((5, E.DURABLE), (6, E.ABORTED), (7, E.DURABLE), (8, E.DURABLE)):
         trigger(db, epoch)
-        move(db, OPEN, to, epoch)
+        move(db, to, epoch)
     assert db.read(lambda tx: epochs.uncommitted(tx, JOB)) == 3
     assert db.run(lambda tx: epochs.commit_epochs(tx, JOB, 7)) == 2
     assert db.run(lambda tx: epochs.commit_epochs(tx, JOB, 7)) == 0
@@ -87,7 +97,7 @@ def test_aborted_epochs_of_this_generation_are_listed(db: Database) -> None:
     """Above the newest durable one; those of older generations are nobody's business."""
     for epoch, generation, to in ((4, 2, E.ABORTED), (5, 3, E.ABORTED), (6, 3, E.DURABLE), (7, 3, E.ABORTED), (8, 3, E.ABORTED)):
         trigger(db, epoch, generation)
-        move(db, OPEN, to, epoch)
+        move(db, to, epoch)
     assert db.read(lambda tx: epochs.aborted_since(tx, JOB, 3, 6)) == [7, 8]
     assert db.read(lambda tx: epochs.aborted_since(tx, JOB, 3, 0)) == [5, 7, 8]
     assert [e.epoch for e in db.read(lambda tx: epochs.list_epochs(tx, JOB, 3))] == [8, 7, 6]
@@ -98,8 +108,8 @@ def test_e13_old_epochs_are_forgotten_unless_they_wait_for_their_commit(db: Data
     for epoch, to in ((1, E.COMMITTED), (2, E.ABORTED), (3, E.DURABLE), (4, E.COMMITTED)):
         trigger(db, epoch)
         acknowledge(db, epoch=epoch)
-        move(db, OPEN, E.DURABLE if to is E.COMMITTED else to, epoch)
-    db.run(lambda tx: epochs.move_epoch(tx, JOB, 1, (E.DURABLE,), E.COMMITTED))
+        move(db, E.DURABLE if to is E.COMMITTED else to, epoch)
+    db.run(lambda tx: epochs.move_epoch(tx, JOB, 1, E.COMMITTED))
     db.run(lambda tx: epochs.delete_epochs(tx, JOB, 4))
     assert [e.epoch for e in db.read(lambda tx: epochs.list_epochs(tx, JOB, 9))] == [4, 3]
     assert {a["epoch"] for a in table_rows(db, "ack")} == {4}
@@ -124,7 +134,7 @@ def test_t42_an_acknowledgement_of_an_epoch_that_is_over_is_refused(db: Database
     """It frees nothing and changes nothing: a durable epoch's segments stay."""
     trigger(db)
     acknowledge(db)
-    move(db, OPEN, over)
+    move(db, over)
     before = table_rows(db, "ack")
     assert not acknowledge(db, "in:1")
     assert table_rows(db, "ack") == before
@@ -204,11 +214,11 @@ def test_e17_manifests_are_deleted_by_job_and_epoch(db: Database) -> None:
 def test_a_savepoint_goes_from_copying_to_complete_once(db: Database) -> None:
     """A repeat of either step changes nothing; an error is noted only while it is being copied."""
     db.run(lambda tx: epochs.write_savepoint(tx, "sp", manifest(), "m"))
-    db.run(lambda tx: epochs.fail_savepoint(tx, "sp", "disk full"))
+    assert db.run(lambda tx: epochs.fail_savepoint(tx, "sp", "disk full"))
     assert [(r["state"], r["error"]) for r in db.read(epochs.copying_savepoints)] == [("COPYING", "disk full")]
     assert db.run(lambda tx: epochs.complete_savepoint(tx, "sp", manifest(filler="copied")))
     assert not db.run(lambda tx: epochs.complete_savepoint(tx, "sp", manifest(filler="again")))
-    db.run(lambda tx: epochs.fail_savepoint(tx, "sp", "late"))
+    assert not db.run(lambda tx: epochs.fail_savepoint(tx, "sp", "late"))
     db.run(lambda tx: epochs.write_savepoint(tx, "sp", manifest(filler="other"), "m"))
     assert db.read(epochs.copying_savepoints) == []
     row = db.read(lambda tx: epochs.read_savepoint(tx, "sp"))
@@ -284,24 +294,25 @@ def test_discovery_of_another_generation_is_refused(db: Database) -> None:
 
 
 def test_t61_only_an_unassigned_split_is_handed_out(db: Database) -> None:
-    """A repeat with another owner takes nothing away."""
+    """A repeat with another owner takes nothing away, and says so."""
     insert_job(db)
     discover(db, ["a"])
-    db.run(lambda tx: epochs.own_splits(tx, JOB, {("in", "a"): 0}))
-    db.run(lambda tx: epochs.own_splits(tx, JOB, {("in", "a"): 1, ("in", "ghost"): 1}))
+    assert db.run(lambda tx: epochs.own_splits(tx, JOB, {("in", "a"): 0})) == []
+    assert db.run(lambda tx: epochs.own_splits(tx, JOB, {("in", "a"): 1, ("in", "ghost"): 1})) == [("in", "a"), ("in", "ghost")]
     assert split_states(db) == {"a": ("ASSIGNED", 0, "null")}
 
 
 def test_a_finished_split_stays_finished_at_its_first_cursor(db: Database) -> None:
-    """A late repeat of an older manifest does not move it."""
+    """A late repeat of an older manifest does not move it; it is told, and so is a split without a row."""
     insert_job(db)
     discover(db, ["a"])
 
-    def done(cursor: int) -> None:
-        db.run(lambda tx: epochs.finish_splits(tx, JOB, [SplitState("in", "a", None, cursor, True)]))
+    def done(cursor: int, split: str = "a") -> list[tuple[str, str]]:
+        return db.run(lambda tx: epochs.finish_splits(tx, JOB, [SplitState("in", split, None, cursor, True)]))
 
-    done(9)
-    done(4)
+    assert done(9) == []
+    assert done(4) == [("in", "a")]
+    assert done(4, "ghost") == [("in", "ghost")]
     assert split_states(db) == {"a": ("FINISHED", -1, "9")}
 
 
@@ -357,7 +368,7 @@ def test_a_node_is_told_what_it_runs_and_what_its_job_is_at(db: Database) -> Non
     discover(db, ["a", "b"])
     db.run(lambda tx: epochs.own_splits(tx, JOB, {("in", "a"): 0}))
     trigger(db, 8)
-    move(db, OPEN, E.ABORTED, 8)
+    move(db, E.ABORTED, 8)
     trigger(db, 9, kind="savepoint")
     rows, job = told(db)
     assert [r.subtask for r in rows] == ["count:0", "count:1", "in:0", "in:1"]
@@ -387,7 +398,7 @@ def test_t34_nobody_is_told_to_trigger_an_epoch_that_is_over_or_not_theirs(
     placed(db, changes.get("generation", 3))
     trigger(db, 9, generation=3)
     if epoch is not E.TRIGGERED:
-        move(db, OPEN, epoch, 9)
+        move(db, epoch, 9)
     assert told(db)[1].trigger is None
 
 

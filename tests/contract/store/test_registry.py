@@ -109,16 +109,18 @@ def test_c2_registering_twice_changes_nothing(db: Database) -> None:
 
 
 def test_t10_a_draining_node_gets_no_work_and_keeps_its_lease(db: Database) -> None:
-    """What it runs goes on until it has left."""
+    """What it runs goes on until it has left; a repeat of either answers no."""
     register(db, "n1")
-    db.run(lambda tx: registry.drain_node(tx, "n1"))
+    assert db.run(lambda tx: registry.drain_node(tx, "n1"))
+    assert not db.run(lambda tx: registry.drain_node(tx, "n1"))
     assert db.read(registry.active_nodes) == []
     assert db.read(lambda tx: registry.live_node_ids(tx, {"n1"})) == {"n1"}
     assert db.run(lambda tx: registry.renew_node(tx, "n1", LEASE))
-    db.run(lambda tx: registry.leave_node(tx, "n1"))
+    assert db.run(lambda tx: registry.leave_node(tx, "n1"))
+    assert not db.run(lambda tx: registry.leave_node(tx, "n1"))
     assert not db.run(lambda tx: registry.renew_node(tx, "n1", LEASE))
     assert db.read(lambda tx: registry.live_node_ids(tx, {"n1"})) == set()
-    db.run(lambda tx: registry.drain_node(tx, "n1"))
+    assert not db.run(lambda tx: registry.drain_node(tx, "n1"))
     assert node_row(db, "n1").state is NodeState.GONE  # type: ignore[union-attr]
 
 
@@ -187,6 +189,14 @@ def test_ready_comes_once_after_started_and_by_its_attempt_only(db: Database) ->
     assert not start(db)
 
 
+def test_what_was_never_started_fails_but_does_not_finish(db: Database) -> None:
+    """As the table of transitions says."""
+    assigned(db)
+    assert not end(db, AssignmentState.FINISHED, "")
+    assert end(db, AssignmentState.FAILED, "", "handback")
+    assert row(db).state is AssignmentState.FAILED
+
+
 @pytest.mark.parametrize("state", [AssignmentState.FINISHED, AssignmentState.FAILED])
 def test_t19_the_first_end_wins(db: Database, state: AssignmentState) -> None:
     """What ended is neither ended again, nor READY, nor started; a stale attempt ends nothing (T-45)."""
@@ -209,7 +219,8 @@ def test_rc8_committed_never_goes_back(db: Database) -> None:
     def committed(epoch: int, attempt: str = "t1") -> bool:
         return db.run(lambda tx: registry.committed_assignment(tx, "job-1", 3, "in:0", attempt, epoch))
 
-    db.run(lambda tx: registry.note_commit(tx, *WHO, "epoch 9: RETRY"))
+    assert db.run(lambda tx: registry.note_commit(tx, *WHO, "epoch 9: RETRY"))
+    assert not db.run(lambda tx: registry.note_commit(tx, *WHO[:3], "t2", "epoch 9: stale"))
     assert row(db).commit_detail == "epoch 9: RETRY"
     assert not committed(9, "t2")
     assert committed(9)

@@ -9,11 +9,14 @@ from msgspec.structs import replace
 from tests.contract.store.stores import PLAN, insert_job, manifest, read_job, snapshot
 
 from millstream.testing.outside import SimDatabase, SimStorage
-from millstream.testing.world import Faults, SimChance, SimClock, World
+from millstream.testing.world import EPOCH_0, Faults, SimChance, SimClock, World
 from millstream_coordinator.coordinator import FORGET_EVERY, HELD, NODES_KEPT_US, Coordinator
+from millstream_coordinator.reconciler import PENDING_UNKNOWN
+from millstream_schema.connectors import SnapshotStorage
+from millstream_schema.errors import ConfigurationError
 from millstream_schema.hints import NoHints
 from millstream_schema.manifest import SplitState
-from millstream_schema.states import JobState
+from millstream_schema.states import AssignmentState, JobState
 from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.migrate import create_schema
 
@@ -67,6 +70,48 @@ def test_one_failing_job_is_set_aside_and_stops_nothing(rig: Rig) -> None:
     assert rig.coordinator.set_aside == 1, "it is left alone for a while"
     rig.sweep(HELD)
     assert rig.coordinator.set_aside == 2
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same coordinator", "another coordinator"])
+def test_a_defect_told_in_a_row_is_cleared_once_the_job_goes_on(rig: Rig, restarted: bool) -> None:
+    """The row is mended: the text does not stay as the reason of a job that runs."""
+    row = insert_job(rig.db, "a", JobState.RUNNING, generation=1)
+    change(rig, "a", plan="not a plan")
+    rig.sweep()
+    assert "please report" in read_job(rig.db, "a").reason
+    change(rig, "a", plan=row.plan, settings=row.settings)
+    if restarted:
+        rig.coordinator.release()
+        rig.coordinator = rig.another("c2")
+    rig.sweep(HELD + 1)
+    assert "please report" not in read_job(rig.db, "a").reason
+
+
+def change(rig: Rig, job: str, **values: object) -> None:
+    """Write to a job's row as an operator at the database does."""
+    t = rig.db.tables.job
+    rig.db.run(lambda tx: tx.update(t, t.c.id == job, **values))
+
+
+def test_a_job_whose_storage_cannot_be_opened_stops_no_other(rig: Rig) -> None:
+    """Its checkpoints URL is refused each time: the sweep goes on with the job behind it, and the row says what is wrong."""
+
+    def opened(url: str) -> SnapshotStorage:
+        if url == "tape:///x":
+            raise ConfigurationError("checkpoint storage tape:///x: this kind is not known")
+        return rig.storage
+
+    coordinator = Coordinator(rig.db, NoHints(), SimClock(rig.world), SimChance(rig.world), opened, "c1", 10_000)
+    insert_job(rig.db, "a-broken", JobState.PENDING, generation=0, settings='{"checkpoints":"tape:///x"}')
+    insert_job(rig.db, "b-whole", JobState.PENDING, generation=0)
+    rig.world.now += 1.1
+    wait = coordinator.sweep()
+    assert read_job(rig.db, "b-whole").state is JobState.DEPLOYING
+    assert (read_job(rig.db, "a-broken").state, read_job(rig.db, "a-broken").reason) == (
+        JobState.PENDING,
+        "checkpoint storage tape:///x: this kind is not known",
+    )
+    assert wait > 0 and coordinator.counts() == {"set_aside": 1, "defects": 0, "tasks_set_aside": 0}
 
 
 def test_a_split_in_two_snapshots_ends_the_job(rig: Rig) -> None:
@@ -158,3 +203,35 @@ def test_a_savepoint_whose_id_another_job_took_meanwhile_is_taken_all_the_same(r
     assert read_job(rig.db, "j").wanted_savepoint == ""
     told = [h["detail"] for h in rig.db.read(lambda tx: jobs.history(tx, "j")) if h["event"] == "savepoint"]
     assert told == ["sp is another job's by now: saved as sp-j-e9"]
+
+
+def test_an_ending_whose_manifest_cannot_be_read_ends_with_its_pending_commits_unknown(rig: Rig) -> None:
+    """What cannot be listed does not keep the job from ending: the row says that commits may be pending and why nobody knows which."""
+    insert_job(rig.db, "j", newest_durable=7, newest_committed=6, generation=3)
+    nodes = {s.id: "n1" for s in PLAN.subtasks()}
+    rig.db.run(lambda tx: registry.assign(tx, "j", 3, nodes, 0))
+    who = ("j", 3, next(iter(nodes)))
+    rig.db.run(lambda tx: registry.end_assignment(tx, *who, "", AssignmentState.FAILED, "factory", "it is not registered"))
+    rig.sweep()
+    row = read_job(rig.db, "j")
+    assert (row.state, row.ended, row.pending_commits) == (JobState.FAILED, 1, PENDING_UNKNOWN)
+    assert row.reason.startswith("factory: ") and "which commits are pending is unknown" in row.reason and "epoch 7" in row.reason
+    assert rig.coordinator.defects == 0
+
+
+def test_a_finalising_deployment_without_its_manifest_ends_with_its_pending_commits_unknown(rig: Rig) -> None:
+    """`jobs commit` of such a job fails with the cause, and does not say that nothing is pending."""
+    insert_job(
+        rig.db,
+        "j",
+        JobState.STOPPING,
+        newest_durable=7,
+        newest_committed=6,
+        mode="finalize",
+        target="STOPPED",
+        stopping_us=EPOCH_0,
+        deployed_us=0,
+    )
+    rig.sweep()
+    row = read_job(rig.db, "j")
+    assert (row.state, row.pending_commits) == (JobState.FAILED, PENDING_UNKNOWN)

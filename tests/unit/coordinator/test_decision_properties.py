@@ -60,6 +60,7 @@ def views(draw: st.DrawFn) -> d.JobView:
         generation=draw(st.sampled_from([0, 3])), newest_durable=durable, newest_committed=draw(st.integers(0, durable)),
         target=draw(st.sampled_from(["STOPPED", "FINISHED", "FAILED"])), aborts=draw(SMALL), failures=draw(SMALL), stalls=draw(SMALL), due_us=draw(TIMES),
         deployed_us=draw(TIMES), epoch_us=draw(TIMES), stopping_us=draw(TIMES), wants_epoch=draw(st.integers(0, 1)), wanted_savepoint=draw(st.sampled_from(["", "sp"])),
+        recent_restarts=json.dumps(draw(st.lists(st.tuples(TIMES, st.sampled_from(["failure", "stall"])), max_size=6))),
     )  # fmt: skip
     acks = [ack(s, draw(st.sampled_from(["", "no"])), draw(st.integers(2, 3))) for s in sorted(draw(st.sets(st.sampled_from(SUBTASKS))))]
     splits = [
@@ -145,6 +146,7 @@ def test_c8_a_restart_stays_within_its_budget(v: d.JobView) -> None:
         policy = v.settings.restart
         used, budget = (v.job.stalls, policy.stalls) if step.stall else (v.job.failures, policy.failures)
         if policy.kind == "rate":
-            used = sum(at > v.now - policy.interval_ms * 1000 for at in json.loads(v.job.recent_restarts))
+            kind = "stall" if step.stall else "failure"
+            used = sum(k == kind and at > v.now - policy.interval_ms * 1000 for at, k in json.loads(v.job.recent_restarts))
         assert used < budget
         assert 0 <= step.delay_us <= v.settings.restart.max_delay_ms * 1000

@@ -122,6 +122,15 @@ def test_c7_a_deploy_that_nobody_carries_out_is_noticed_by_the_start_limit() -> 
     assert found.cause == "start" and SUBTASKS[-1] in found.detail and SUBTASKS[0] not in found.detail
 
 
+def test_a_start_that_waits_for_splits_only_says_which_source_did_not_report_them() -> None:
+    """Every subtask is READY; without the source's name the text would end in nothing."""
+    job = job_row(J.DEPLOYING, deployed_us=NOW - StreamSettings().start_limit_ms * 1000)
+    found = step(job, discovered={})
+    assert isinstance(found, d.Restart) and found.cause == "start"
+    assert found.detail.endswith("ms: in (its splits were not reported)")
+    assert step(job, discovered={"in": True}) == d.BecomeRunning()
+
+
 # -- failures and budgets
 
 
@@ -359,10 +368,28 @@ def test_a_terminal_epoch_of_an_older_generation_ends_nothing() -> None:
     assert not isinstance(step(job_row(newest_durable=7, newest_committed=7), newest=old), d.End)
 
 
-def test_suspend_waits_for_its_savepoint() -> None:
-    """STOPPED means that the savepoint lies in its own namespace."""
+def test_suspend_waits_for_its_savepoint_until_the_commit_deadline() -> None:
+    """STOPPED means that the savepoint lies in its own namespace, or says that it does not: storage that stays away does not keep a job from ending."""
+    limit = StreamSettings().commit_deadline_ms * 1000
     last = epoch_row(7, EpochState.COMMITTED, kind="suspend", savepoint="sp", durable_us=NOW)
-    assert step(job_row(newest_durable=7, newest_committed=7), newest=last, savepoint_copying=True) == d.Wait()
+    done = {"newest": last, "assignments": assignments(A.FINISHED)}
+    job = job_row(newest_durable=7, newest_committed=7)
+    assert step(job, **done, savepoint_copying=True) == d.Wait(NOW + limit)
+    late = step(job, **done, savepoint_copying=True, now=NOW + limit)
+    assert isinstance(late, d.End) and late.state is J.STOPPED and not late.pending
+    assert late.reason.startswith("suspended at savepoint sp; savepoint sp is not copied: the coordinator goes on trying")
+    assert step(job, **done) == d.End(J.STOPPED, "suspended at savepoint sp")
+
+
+def test_a_failure_behind_a_suspend_that_is_not_copied_ends_at_the_deadline_too() -> None:
+    """With sinks that commit nothing there is nothing to finalise: only the copy is waited for."""
+    limit = StreamSettings().commit_deadline_ms * 1000
+    last = epoch_row(7, EpochState.COMMITTED, kind="suspend", savepoint="sp", durable_us=NOW)
+    rows = [assignment(s.id, A.FAILED, cause="operator") for s in LOOSE.subtasks()]
+    job = job_row(newest_durable=7, newest_committed=7)
+    assert d.next_step(view(job, LOOSE, newest=last, assignments=rows, savepoint_copying=True)) == d.Wait(NOW + limit)
+    late = d.next_step(view(job, LOOSE, newest=last, assignments=rows, savepoint_copying=True, now=NOW + limit))
+    assert isinstance(late, d.End) and "savepoint sp is not copied" in late.reason
 
 
 # -- stopping
@@ -420,3 +447,33 @@ def test_a_budget_by_rate_counts_restarts_within_its_interval() -> None:
     assert isinstance(d.next_step(within), d.Restart)
     spent = view(job_row(recent_restarts=f"[{lately},{lately}]"), assignments=rows, settings=by_rate)
     assert isinstance(d.next_step(spent), d.Finalize)
+
+
+def test_a_budget_by_rate_is_spent_by_restarts_of_its_kind() -> None:
+    """Stalls do not use up what is meant for failures, nor the other way round."""
+    by_rate = tuned(restart=RestartPolicy(kind="rate", failures=2, stalls=1, interval_ms=10_000))
+    lately = NOW - 1_000_000
+    stalled = view(job_row(recent_restarts=f'[[{lately},"stall"],[{lately},"stall"],[{lately},"failure"]]'), settings=by_rate)
+    assert isinstance(d.on_failure(stalled, "operator", "boom"), d.Restart)
+    assert isinstance(d.on_failure(stalled, "stall", "stuck", stall=True), d.Finalize)
+    failed = view(job_row(recent_restarts=f'[{lately},[{lately},"failure"]]'), settings=by_rate)
+    assert isinstance(d.on_failure(failed, "operator", "boom"), d.Finalize)
+    assert isinstance(d.on_failure(failed, "stall", "stuck", stall=True), d.Restart)
+
+
+@pytest.mark.parametrize("budget", [2, 150])
+def test_a_budget_by_rate_ends_whatever_its_size(budget: int) -> None:
+    """Restart after restart within the interval: after as many as the budget allows, the job fails; free ones do not count."""
+    by_rate = tuned(restart=RestartPolicy(kind="rate", failures=budget, interval_ms=10_000))
+    job, restarts = job_row(), 0
+    while isinstance(found := d.on_failure(view(job, settings=by_rate), "operator", "boom"), d.Restart):
+        restarts += 1
+        job = msgspec.structs.replace(job, recent_restarts=d.with_restart(view(job, settings=by_rate), found))
+        job = msgspec.structs.replace(
+            job, recent_restarts=d.with_restart(view(job, settings=by_rate), msgspec.structs.replace(found, free=True))
+        )
+    assert isinstance(found, d.Finalize) and restarts == budget
+    later = view(job, settings=by_rate, now=NOW + 10_000_000)
+    assert d.with_restart(later, d.Restart("operator", "boom", False, False, 0)) == f'[[{NOW + 10_000_000},"failure"]]', (
+        "what is over is forgotten"
+    )

@@ -10,7 +10,7 @@ from tests.unit.operators.driving import Driver, restored, spec
 
 from millstream_schema.connectors import Json
 from millstream_schema.errors import ConfigurationError, KeyRefused, OperatorError
-from millstream_tasks.operators.base import MAX_WATERMARK, MIN_WATERMARK, Operator
+from millstream_tasks.operators.base import MAX_WATERMARK, MIN_WATERMARK, TIME_LIMIT, Operator
 from millstream_tasks.operators.session import SessionWindow
 from millstream_tasks.operators.windows import SlidingWindow, TumblingWindow
 
@@ -111,6 +111,16 @@ def test_t72_the_end_of_the_input_fires_everything_once_and_is_not_state() -> No
         d.restore()
         d.send([("a", 2)], [25])
         assert len(d.watermark(MAX_WATERMARK)) == 1
+
+
+def test_the_end_of_the_input_fires_windows_that_end_beyond_it() -> None:
+    """A window longer than time has a result like any other, whose time is an event time that others may build on."""
+    for d in (tumbling(size=10**19), sliding(size=10**19, slide=10**19), session(gap=10**19), session(gap=10**19, lateness_ms=7)):
+        d.send([("a", 1), ("a", 2), ("b", 4)], [5, TIME_LIMIT, 6])
+        assert d.watermark(TIME_LIMIT) == []
+        assert sorted((key, total) for key, _, _, total in d.watermark(MAX_WATERMARK)) == [("a", 3), ("b", 4)]
+        assert [time for _, time in d.out] == [TIME_LIMIT] * 2
+        assert sum(d.content().values()) == 0
 
 
 def test_the_end_of_the_input_frees_fired_windows_whatever_their_lateness() -> None:

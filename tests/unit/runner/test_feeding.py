@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tests.unit.runner.rig import Rig, split
 from tests.unit.tasks.parts import REGISTRY
 
@@ -12,6 +13,7 @@ from millstream import JobBuilder
 from millstream_schema.connectors import ConnectorContext, Json, Read, SourceCapability, Split
 from millstream_schema.control import EpochKind
 from millstream_schema.envelope import Envelope, Kind, decode_envelope
+from millstream_schema.errors import OperatorError
 from millstream_tasks.operators.base import MAX_WATERMARK
 from millstream_tasks.sinks.memory import CollectSink, CollectTarget
 
@@ -102,3 +104,32 @@ def test_event_time_read_after_drain_is_that_of_its_own_split() -> None:
 
     marks = sent(drained(source, define), Kind.WATERMARK)
     assert list(dict.fromkeys(mark for _, mark in marks)) == [10, 11, 900, 901, MAX_WATERMARK]
+
+
+@pytest.mark.parametrize("times", [[1, 2.0], [1, None], [True, 2], [1, 1 << 61], [1]], ids=repr)
+def test_event_times_of_a_source_that_are_none_are_refused_and_the_source_is_named(times: list[Any]) -> None:
+    """No int, out of range, or not one for each record: before the chain sees them, with or without operators that use them."""
+    source = Prefetching(one=[Read([1, 2], times)])
+
+    def define(job: JobBuilder) -> None:
+        job.source(source, uid="in").rebalance().sink_to(CollectSink("out", CollectTarget()), uid="out", parallelism=2)
+
+    with pytest.raises(OperatorError, match="source 'in' gave"):
+        drained(source, define)
+
+
+def test_the_lag_of_a_source_is_the_age_of_its_newest_record_when_it_was_read() -> None:
+    """Unknown before the first record and where records have no event time; it does not grow while nothing comes."""
+
+    def lag_after(read: Read) -> object:
+        source = Prefetching(a=[read])
+
+        def define(job: JobBuilder) -> None:
+            job.source(source, uid="in").rebalance().sink_to(CollectSink("out", CollectTarget()), uid="out", parallelism=2)
+
+        return drained(source, define).runner.stats().values["source_lag_ms"]
+
+    assert lag_after(Read([], dead=[("at 7", b"\xff", "no text")])) is None
+    assert lag_after(Read([1, 2])) is None
+    long_ago, later = lag_after(Read([1, 2], [0, 1_000])), lag_after(Read([1, 2], [0, 61_000]))
+    assert isinstance(long_ago, int) and isinstance(later, int) and long_ago - later == 60_000

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.tasks.parts import REGISTRY, HandChannel
 
+from millstream.testing.world import Faults, SimClock, World
 from millstream_schema.channels import ChannelId, Frame
 from millstream_schema.envelope import Barrier, Batch, Envelope, Kind, encode_envelope
 from millstream_schema.errors import ChannelBroken, CodecError, Fenced
+from millstream_schema.ports import SystemClock
 from millstream_tasks.operators.base import MAX_WATERMARK, MIN_WATERMARK
-from millstream_tasks.runner.inputs import Alignment, InputChannel, low_watermark
+from millstream_tasks.runner.inputs import TIMES_KEPT, Alignment, InputChannel, low_watermark
 
 
 def channel(source: int = 0, generation: int = 3) -> tuple[InputChannel, HandChannel]:
@@ -31,7 +33,7 @@ def frame(number: int, *, generation: int = 3, kind: Kind = Kind.WATERMARK, payl
 
 def inputs(n: int, hold: bool = True, last: int = 0) -> tuple[Alignment, list[InputChannel]]:
     channels = [channel(i)[0] for i in range(n)]
-    return Alignment(channels, hold, last), channels
+    return Alignment(channels, hold, last, SystemClock()), channels
 
 
 def held(channels: list[InputChannel]) -> list[int]:
@@ -242,3 +244,24 @@ def test_a13_t72_the_low_watermark_is_the_least_of_those_that_count(marks: list[
         channels[i].watermark = mark
         channels[i].idle = i in idle
     assert low_watermark(channels) == low
+
+
+# -- what is watched
+
+
+def test_the_time_of_an_alignment_is_that_from_its_first_barrier_to_its_last() -> None:
+    """An aborted one has none; only the newest are kept."""
+    world = World(0, Faults())
+    alignment = Alignment([channel(i)[0] for i in range(3)], True, 0, SimClock(world))
+    alignment.barrier(0, 1)
+    world.now += 2.0
+    alignment.finish(1)
+    assert alignment.times() == []
+    for epoch in range(2, TIMES_KEPT + 3):
+        alignment.barrier(1, epoch)
+        world.now += 0.25
+        alignment.barrier(2, epoch)
+        world.now += epoch
+        alignment.barrier(0, epoch)
+        world.now += 100.0
+    assert alignment.times() == [(epoch, (epoch + 0.25) * 1000) for epoch in range(3, TIMES_KEPT + 3)]

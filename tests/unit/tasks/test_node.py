@@ -10,6 +10,7 @@ from tests.contract.store.stores import PLAN, insert_job, snapshot
 
 from millstream.testing.outside import SimDatabase
 from millstream.testing.world import Faults, SimClock, SimIds, World
+from millstream_coordinator.status import describe_nodes
 from millstream_schema.connectors import Split
 from millstream_schema.control import (
     Ack,
@@ -241,6 +242,19 @@ def test_a_subtask_that_cannot_be_started_is_failed_with_its_reason(rig: Rig) ->
     assert {r.cause for r in rig.rows().values()} == {"start"} and "no more processes" in rig.rows()["in:0"].detail
 
 
+@pytest.mark.parametrize("damaged", [False, True], ids=["not encodable", "row not decodable"])
+def test_a_start_that_fails_in_an_unforeseen_way_is_a_row_too(rig: Rig, damaged: bool) -> None:
+    """A deployment that cannot be encoded, a row that cannot be decoded: the attempt is refused, the node goes on."""
+    rig.refuse = None if damaged else OverflowError("can't serialize ints > 2**64 - 1")
+    rig.place()
+    if damaged:
+        rig.change(overrides="not JSON")
+    rig.step()
+    rig.step()
+    assert {(r.state, r.cause) for r in rig.rows().values()} == {(A.FAILED, "start")}
+    assert rig.children == []
+
+
 def test_a_subtask_that_ends_without_a_word_or_does_not_answer_is_failed(rig: Rig) -> None:
     """A dead process at once, a silent one after the liveness limit; one that finished before it died is finished."""
     running(rig)
@@ -278,6 +292,20 @@ def test_t06_a_hint_of_an_older_term_or_for_another_node_is_counted_and_passed_o
     rig.node.hint(NodeHint(rig.node.id, "j", 1, 4, "run"))
     rig.node.hint(NodeHint("another", "j", 1, 9, "run"))
     assert (rig.node.term, rig.node.stale_hints) == (5, 2)
+
+
+def test_the_nodes_row_shows_what_was_counted_since(rig: Rig) -> None:
+    """From its registration on, and anew with each renewal, for metrics that are read from rows."""
+
+    def shown() -> dict[str, int]:
+        (found,) = rig.db.read(describe_nodes)
+        return dict(found["counts"])
+
+    rig.step()
+    assert shown() == {"stale_hints": 0}
+    rig.node.hint(NodeHint("another", "j", 1, 9, "run"))
+    rig.step(1.0)
+    assert shown() == {"stale_hints": 1}
 
 
 def test_a_shut_down_hands_everything_back(rig: Rig) -> None:

@@ -18,7 +18,7 @@ from millstream import JobBuilder, Pipelines
 from millstream_schema.canonical import shard_of
 from millstream_schema.channels import ChannelId
 from millstream_schema.envelope import HEAD_BYTES, Barrier, Envelope, Kind, decode_envelope, encode_batches
-from millstream_schema.errors import ChannelMissing, CodecError, JobInvalid, KeyRefused, MillstreamError, OperatorError
+from millstream_schema.errors import ChannelMissing, CodecError, JobInvalid, KeyRefused, OperatorError
 from millstream_schema.model import Partitioning
 from millstream_schema.pipeline import planned
 from millstream_schema.plan import MIN_BATCH_BYTES, compile_plan
@@ -118,9 +118,8 @@ def test_broadcast_sends_everything_to_everyone() -> None:
 def test_a_value_that_cannot_be_a_key_is_refused_and_the_operator_is_named(key: Any) -> None:
     """At the first record, also when the value cannot even be hashed."""
     edge = output_edge(H, 2, key=lambda r: r)
-    with pytest.raises(MillstreamError, match="'b'") as caught:
+    with pytest.raises(KeyRefused, match=r"'b'.*cannot be a key"):
         edge.write(Batch([key]))
-    assert isinstance(caught.value, KeyRefused | OperatorError)
 
 
 def test_a_key_function_that_fails_names_its_operator() -> None:

@@ -1,0 +1,255 @@
+"""``millstream tasks`` and ``millstream reviews`` against an installation whose tasks a worker runs: what is shown, what is decided, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from millstream.cli import main
+from millstream.handlers import Handlers
+from millstream.installation import Installation
+from millstream.task_worker import TaskWorker
+from millstream.tasks import Tasks
+from millstream_schema.errors import TaskFailed
+from millstream_tasks.durable.execution import NeedsReview
+
+SECONDS = 20
+LINE = {
+    "id", "namespace", "handler", "key", "queue", "state", "cause", "reason", "starts", "failures", "created_us", "settled_us", "business_key",
+    "retry_of", "superseded_by",
+}  # fmt: skip
+SHOWN = LINE | {"why", "args", "kwargs", "result", "effects", "fence", "session", "attempts"}
+
+
+class Program:
+    """``millstream`` on one installation below a directory, the worker that serves it, and the gate its handler ``hold`` waits at."""
+
+    def __init__(self, directory: Path, tasks: Tasks, begun: threading.Event, gate: threading.Event) -> None:
+        self.directory = directory
+        self.tasks = tasks
+        self.begun = begun
+        self.gate = gate
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        result = CliRunner().invoke(main, [*arguments, "--local", str(self.directory)])
+        assert "Traceback" not in result.stderr
+        return result.exit_code, result.stdout, result.stderr
+
+    def done(self, *arguments: str) -> str:
+        """Stdout of a command that must succeed, on one line."""
+        code, out, err = self(*arguments)
+        assert (code, err) == (0, "")
+        return " ".join(out.split())
+
+    def data(self, *arguments: str) -> Any:
+        return json.loads(self.done(*arguments, "--json"))
+
+    def refused(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and text of a command that shows nothing else."""
+        code, out, err = self(*arguments)
+        assert out == "" and err.startswith("millstream: ")
+        return code, " ".join(err.split())
+
+    def ended(self, handler: str, *args: Any, key: str = "", business_key: str = "") -> str:
+        """A task that has come to its end or into review; its id."""
+        task = self.tasks.submit(handler, *args, key=key, business_key=business_key).task
+        try:
+            self.tasks.wait(task, SECONDS)
+        except TaskFailed:
+            pass
+        return task
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    for name in [n for n in os.environ if n.startswith("MILLSTREAM_") and "TEST" not in n]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    handlers, begun, gate = Handlers(), threading.Event(), threading.Event()
+
+    @handlers.task(name="add", effects="idempotent")
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    @handlers.task(name="hold", queue="slow", effects="idempotent")
+    def hold() -> str:
+        begun.set()
+        assert gate.wait(SECONDS)
+        return "held"
+
+    @handlers.task(name="refuse", effects="idempotent", attempts=1)
+    def refuse() -> None:
+        raise ValueError("no such\naccount")
+
+    @handlers.task(name="pay")
+    def pay(amount: int) -> None:
+        raise NeedsReview(f"did the bank take {amount}?")
+
+    installation = Installation.local(tmp_path)
+    with (tmp_path / "worker.log").open("w") as log:
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(log))  # the program's own output is what is looked at
+        try:
+            with TaskWorker(installation, handlers) as worker:
+                try:
+                    yield Program(tmp_path, worker.tasks, begun, gate)
+                finally:
+                    gate.set()
+        finally:
+            structlog.reset_defaults()
+
+
+# -- tasks
+
+
+def test_the_list_shows_the_newest_tasks_that_match(program: Program) -> None:
+    """Each filter by itself and the bound; the state's name in any case; keys are stable."""
+    added = program.ended("add", 1, 2, key="sum", business_key="b-1")
+    failed = program.ended("refuse")
+    program.tasks.submit("hold", key="h")
+    assert program.begun.wait(SECONDS)
+    everything = program.data("tasks", "list")
+    assert {r["handler"] for r in everything} == {"add", "refuse", "hold"} and all(set(r) == LINE for r in everything)
+    assert [r["id"] for r in program.data("tasks", "list", "--state", "failed")] == [failed]
+    assert [r["id"] for r in program.data("tasks", "list", "--handler", "add")] == [added]
+    assert [r["key"] for r in program.data("tasks", "list", "--queue", "slow")] == ["h"]
+    (one,) = program.data("tasks", "list", "--business-key", "b-1")
+    assert (one["id"], one["key"], one["state"], one["namespace"], one["queue"]) == (added, "sum", "SUCCEEDED", "default", "default")
+    assert len(program.data("tasks", "list", "--limit", "1")) == 1
+    assert program.data("tasks", "list", "--handler", "nobody") == []
+    assert program.data("tasks", "list", "--namespace", "other") == []
+    table = program.done("tasks", "list")
+    assert added in table and failed in table and "SUCCEEDED" in table
+
+
+def test_show_tells_all_of_a_task(program: Program) -> None:
+    """Arguments, result and attempts; a reason of several lines stands on one."""
+    added = program.data("tasks", "show", program.ended("add", 1, 2))
+    assert set(added) == SHOWN
+    assert (added["args"], added["kwargs"], added["result"], added["state"]) == ("[1, 2]", "{}", "3", "SUCCEEDED")
+    failed = program.ended("refuse")
+    found = program.data("tasks", "show", failed)
+    assert (found["state"], found["result"], len(found["attempts"])) == ("FAILED", None, 1)
+    assert "no such account" in found["reason"] and found["attempts"][0]["late"] is False
+    text = program.done("tasks", "show", failed)
+    assert failed in text and "attempt" in text and "no such account" in text
+
+
+def test_why_is_one_line(program: Program) -> None:
+    """For a task that is over, one that runs, one in review and one that is due later."""
+    added, review = program.ended("add", 1, 2), program.ended("pay", 7)
+    held, later = program.tasks.submit("hold").task, program.tasks.submit("add", 1, 1, delay=3600).task
+    assert program.begun.wait(SECONDS)
+    assert program.done("tasks", "why", added) == "it is over: SUCCEEDED"
+    assert "it is in review" in program.done("tasks", "why", review)
+    assert program.done("tasks", "why", held).startswith("session ")
+    assert program.done("tasks", "why", later) == "it is due later"
+
+
+def test_cancel_ends_at_once_what_has_not_begun(program: Program) -> None:
+    """One that runs is told, and its own end wins; one that is over stays as it ended."""
+    later, held = program.tasks.submit("add", 1, 1, delay=3600).task, program.tasks.submit("hold").task
+    assert program.begun.wait(SECONDS)
+    assert program.done("tasks", "cancel", later) == f"{later} is CANCELLED"
+    assert "its handler is told" in program.done("tasks", "cancel", held)
+    program.gate.set()
+    assert program.tasks.wait(held, SECONDS) == "held"
+    assert program.done("tasks", "cancel", held) == f"{held} is SUCCEEDED"
+
+
+def test_a_state_that_does_not_exist_is_wrong_usage(program: Program) -> None:
+    """The text names those that do."""
+    code, text = program.refused("tasks", "list", "--state", "sleeping")
+    assert code == 2 and "'sleeping'" in text and "SUCCEEDED" in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tasks", "show"), ("tasks", "why"), ("tasks", "cancel"), ("reviews", "done", "--reason", "r"), ("reviews", "fail", "--reason", "r"),
+        ("reviews", "retry", "--reason", "r"),
+    ],
+    ids=lambda c: " ".join(c[:2]),
+)  # fmt: skip
+def test_a_task_that_is_not_there_is_not_found(program: Program, command: tuple[str, ...]) -> None:
+    """Exit code 3, also for one of another namespace."""
+    added = program.ended("add", 1, 2)
+    assert program.refused(*command, "nobody") == (3, "millstream: there is no task 'nobody' in namespace 'default'")
+    assert program.refused(*command, added, "--namespace", "other")[0] == 3
+
+
+# -- reviews
+
+
+def test_a_review_is_listed_until_it_is_decided(program: Program) -> None:
+    """With what was asked; a list of reviews shows nothing else."""
+    program.ended("add", 1, 2)
+    review = program.ended("pay", 7)
+    (found,) = program.data("reviews", "list")
+    assert set(found) == LINE | {"rev"}
+    assert (found["id"], found["state"], found["reason"]) == (review, "UNKNOWN", "did the bank take 7?")
+    assert review in program.done("reviews", "list")
+    program.done("reviews", "fail", review, "--reason", "the bank says no")
+    assert program.data("reviews", "list") == []
+
+
+def test_done_gives_the_task_the_result_that_was_found_out(program: Program) -> None:
+    """Whoever waits gets it; null if none is given; the reason and who decided are kept."""
+    review, plain = program.ended("pay", 7), program.ended("pay", 8)
+    assert program.done("reviews", "done", review, "--reason", "seen in the ledger", "--result", '{"entry": [1, null]}') == (
+        f"{review} is SUCCEEDED by review"
+    )
+    assert program.tasks.wait(review, SECONDS) == {"entry": [1, None]}
+    assert "seen in the ledger" in json.dumps(program.data("tasks", "show", review))
+    program.done("reviews", "done", plain, "--reason", "seen")
+    assert program.tasks.wait(plain, SECONDS) is None
+
+
+def test_fail_ends_the_task(program: Program) -> None:
+    """As FAILED, with the reason."""
+    review = program.ended("pay", 7)
+    assert program.done("reviews", "fail", review, "--reason", "the bank says no") == f"{review} is FAILED by review"
+    found = program.data("tasks", "show", review)
+    assert found["state"] == "FAILED" and "the bank says no" in json.dumps(found)
+
+
+def test_retry_hands_over_to_a_new_task(program: Program) -> None:
+    """Linked in both directions; it has the arguments of the first and goes into review of its own accord."""
+    review = program.ended("pay", 7)
+    said = program.done("reviews", "retry", review, "--reason", "the bank never saw it")
+    new = said.removeprefix(f"{review} is taken over by ")
+    with pytest.raises(TaskFailed):
+        program.tasks.wait(new, SECONDS)
+    old, found = program.data("tasks", "show", review), program.data("tasks", "show", new)
+    assert (old["state"], old["superseded_by"]) == ("FAILED", new)
+    assert (found["state"], found["retry_of"], found["args"], found["handler"]) == ("UNKNOWN", review, "[7]", "pay")
+
+
+@pytest.mark.parametrize("verb", ["done", "fail", "retry"])
+def test_what_is_not_in_review_is_not_decided(program: Program, verb: str) -> None:
+    """Exit code 4, for a task that ran well and for a second decision; the first stands."""
+    added, review = program.ended("add", 1, 2), program.ended("pay", 7)
+    assert program.refused("reviews", verb, added, "--reason", "r")[0] == 4
+    program.done("reviews", "fail", review, "--reason", "first")
+    assert program.refused("reviews", verb, review, "--reason", "second")[0] == 4
+    found = program.data("tasks", "show", review)
+    assert found["state"] == "FAILED" and "second" not in json.dumps(found) and found["superseded_by"] == ""
+
+
+def test_a_decision_without_reason_or_with_a_result_that_is_no_json_is_wrong_usage(program: Program) -> None:
+    """Exit code 2; the review stays open."""
+    review = program.ended("pay", 7)
+    code, text = program.refused("reviews", "done", review, "--reason", "r", "--result", "{broken")
+    assert code == 2 and "--result is no JSON" in text
+    assert program.refused("reviews", "done", review, "--reason", " ")[0] == 2
+    assert program("reviews", "fail", review)[0] == 2
+    assert [r["id"] for r in program.data("reviews", "list")] == [review]

@@ -1,0 +1,343 @@
+"""Handlers: arguments checked against annotations when submitted, names that are taken, permits filled in from arguments."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import pydantic
+import pytest
+from typing_extensions import TypedDict
+
+from millstream.handlers import Handlers
+from millstream_schema.durable.records import NewTask
+from millstream_schema.durable.requests import HandlerSpec, Options, decode_arguments
+from millstream_schema.durable.states import Effects
+from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
+from millstream_tasks.durable.handlers import Handler, HandlerRegistry
+
+
+class Line(pydantic.BaseModel):
+    article: str
+    count: int = pydantic.Field(gt=0)
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+    number: int
+
+
+@dataclass
+class Address:
+    town: str
+    code: int = 0
+
+
+class Choice(TypedDict):
+    name: str
+
+
+def handler(function: Any, **declared: Any) -> Handler:
+    return Handler(function, HandlerSpec(name=declared.pop("name", "work"), **declared))
+
+
+def request(of: Handler, *args: Any, options: Options | None = None, **kwargs: Any) -> NewTask:
+    return of.request("default", "task-1", "key", args, kwargs, options or Options(), actor="", origin="direct")
+
+
+def stored(of: Handler, *args: Any, **kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """What a submission writes."""
+    return decode_arguments(request(of, *args, **kwargs).args)
+
+
+def run(of: Handler, *args: Any, **kwargs: Any) -> Any:
+    """What the function returns for what a submission wrote."""
+    positional, named = of.decode(*stored(of, *args, **kwargs))
+    return of.function(*positional, **named)
+
+
+# -- annotations
+
+
+def test_what_fits_its_annotation_comes_to_the_function_as_that_type() -> None:
+    """Models and dataclasses are stored as plain values and made again."""
+
+    def work(number: int, price: Decimal, at: dt.datetime, line: Line, lines: list[Line], home: Address, choice: Choice) -> Any:
+        return number, price, at, line, lines, home, choice
+
+    one = handler(work)
+    at = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
+    given = (10**30, Decimal("1.10"), at, Line(article="a", count=2), [Line(article="b", count=1)], Address("Ulm", 7), {"name": "n"})
+    assert run(one, *given) == given
+    args, _ = stored(one, *given)
+    assert args[3:6] == [{"article": "a", "count": 2}, [{"article": "b", "count": 1}], {"town": "Ulm", "code": 7}]
+    assert type(args[1]) is Decimal and type(args[2]) is dt.datetime
+
+
+def test_every_argument_that_does_not_fit_is_named_at_once() -> None:
+    """With why, and without its value, which may be secret."""
+
+    def work(number: int, kind: Literal["a", "b"], line: Line, share: Annotated[float, pydantic.Field(le=1)]) -> None: ...
+
+    with pytest.raises(TaskInvalid) as caught:
+        request(handler(work), "s3cret", "s3cret", {"article": "s3cret", "count": -5}, share=7)
+    said = str(caught.value)
+    assert "'work'" in said and "s3cret" not in said and "-5" not in said
+    for name in ("number", "kind", "line", "share"):
+        assert f"{name}: " in said
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [((), {}, "missing"), ((1, 2, 3), {}, "too many"), ((1,), {"unknown": 2}, "unexpected"), ((1,), {"a": 1}, "multiple values")],
+    ids=str,
+)
+def test_arguments_that_no_call_could_have_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any], said: str) -> None:
+    """As Python would refuse the call, but when it is submitted."""
+
+    def work(a: int, b: int = 0) -> None: ...
+
+    with pytest.raises(TaskInvalid, match=said):
+        request(handler(work), *args, **kwargs)
+
+
+def test_a_models_own_configuration_is_kept() -> None:
+    """Strict stays strict."""
+
+    def work(one: Strict) -> int:
+        return one.number
+
+    assert run(handler(work), {"number": 1}) == 1
+    for wrong in ({"number": "1"}, {"number": 1, "more": 2}):
+        with pytest.raises(TaskInvalid, match="one: "):
+            request(handler(work), wrong)
+
+
+def test_what_has_no_annotation_is_taken_as_it_is() -> None:
+    """With its exact type."""
+
+    def work(a, *rest, b=None, **more):  # type: ignore[no-untyped-def]
+        return a, rest, b, more
+
+    assert run(handler(work), (1,), {2}, b=b"x", c=Decimal(1)) == ((1,), ({2},), b"x", {"c": Decimal(1)})
+
+
+def test_a_default_is_the_functions_own_when_it_runs() -> None:
+    """It is not written into the request: a new default holds for tasks that wait, and is not in the digest."""
+
+    def work(a: int, b: int = 1) -> int:
+        return a + b
+
+    assert stored(handler(work), 1) == ([1], {})
+    assert run(handler(work), 1) == 2
+    assert request(handler(work), 1).digest != request(handler(work), 1, 1).digest
+
+
+def test_one_argument_by_name_or_by_place_is_one_request() -> None:
+    """The digest is of what arrives."""
+
+    def work(a: int, b: int) -> None: ...
+
+    one = handler(work)
+    assert request(one, 1, 2).digest == request(one, 1, b=2).digest == request(one, b=2, a=1).digest == request(one, "1", 2.0).digest
+
+
+def test_a_function_that_has_changed_says_so() -> None:
+    """What was submitted for the old one is refused in a sentence, by its type or by its place."""
+
+    def before(a: int, b: int) -> None: ...
+
+    def fewer(a: int) -> None: ...
+
+    def other(a: int, b: Line) -> None: ...
+
+    for after in (fewer, other):
+        with pytest.raises(TaskInvalid, match="does not take the arguments it was submitted with"):
+            handler(after).decode(*stored(handler(before), 1, 2))
+
+
+def test_an_annotation_that_cannot_be_resolved_is_refused_when_it_is_registered() -> None:
+    """Not when the first task comes."""
+
+    def work(a: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ConfigurationError, match="NoSuchType"):
+        handler(work)
+
+
+# -- the context
+
+
+def test_the_context_is_no_argument() -> None:
+    """A first parameter called ctx is filled by the worker, and by nobody else."""
+
+    def work(ctx: Any, a: int) -> None: ...
+
+    def plain(a: int, ctx: int) -> None: ...
+
+    one = handler(work)
+    assert one.wants_context and not handler(plain).wants_context
+    assert stored(one, 5) == ([5], {}) and one.decode([5], {}) == ((5,), {})
+    assert stored(handler(plain), 5, ctx=6) == ([5, 6], {})
+    with pytest.raises(TaskInvalid):
+        request(one, 5, ctx=1)
+
+
+def test_a_registered_function_can_still_be_called() -> None:
+    """As if it were not."""
+
+    def double(a: int) -> int:
+        return 2 * a
+
+    assert Handlers().task(name="double")(double)(4) == 8
+
+
+# -- permits
+
+
+def test_a_permit_is_filled_in_from_the_arguments() -> None:
+    """By place or by name; what is given in the options wins."""
+
+    def work(account: int, town: str = "") -> None: ...
+
+    one = handler(work, permit="account:{account}", ordered=True)
+    assert request(one, 7).permit == request(one, account=7).permit == "account:7"
+    assert request(one, 7).ordered
+    assert request(one, 7, options=Options(permit="mine")).permit == "mine"
+
+
+@pytest.mark.parametrize("template", ["{nobody}", "{0}", "{account.x}", "{account[0]}", "{account:%Q}", "{", "{town}"])
+def test_a_permit_that_cannot_be_filled_in_is_refused(template: str) -> None:
+    """A task without the permit that its author asked for must not come in."""
+
+    def work(account: int, town: str = "") -> None: ...
+
+    with pytest.raises(TaskInvalid, match="permit"):
+        request(handler(work, permit=template), 7)
+
+
+def test_a_permit_that_grows_too_long_is_named() -> None:
+    """It is part of a key."""
+
+    def work(name: str) -> None: ...
+
+    with pytest.raises(TaskInvalid, match="permit must"):
+        request(handler(work, permit="{name}"), "x" * 201)
+
+
+# -- names
+
+
+def test_a_name_is_taken_by_one_function() -> None:
+    """The same function may come again, as when a module is imported twice by one object; another may not."""
+    registry = HandlerRegistry()
+
+    def one() -> None: ...
+
+    def two() -> None: ...
+
+    registry.add(handler(one, name="a"))
+    registry.add(handler(one, name="a"))
+    with pytest.raises(ConfigurationError, match="two handlers are named 'a'"):
+        registry.add(handler(two, name="a"))
+    registry.add(handler(two, name="b"))
+    assert registry.names() == ("a", "b") and registry.get("a").function is one
+
+
+def test_an_unknown_name_says_which_are_known() -> None:
+    """And nothing is looked up outside the registry."""
+    registry = HandlerRegistry()
+    with pytest.raises(UnknownHandler, match="registered: none"):
+        registry.get("os.system")
+    registry.add(handler(print, name="shown"))
+    with pytest.raises(UnknownHandler, match="registered: shown"):
+        registry.get("os.system")
+
+
+def test_undeclared_effects_are_external_with_one_attempt() -> None:
+    """What nobody has thought about is not repeated."""
+    handlers = Handlers()
+
+    def work() -> None: ...
+
+    undeclared = handlers.task(name="undeclared")(work)
+    declared = handlers.task(name="declared", effects="idempotent")(work)
+
+    assert (undeclared.spec.effects, undeclared.spec.policy.attempts) == (Effects.EXTERNAL, 1)
+    assert (declared.spec.effects, declared.spec.policy.attempts) == (Effects.IDEMPOTENT, 5)
+    assert handlers.registry.names() == ("declared", "undeclared")
+
+
+def test_a_function_without_a_name_of_its_own_is_asked_for_one() -> None:
+    """Its module and qualified name are its name, if a table can hold them; a local function's cannot."""
+    handlers = Handlers()
+    assert handlers.task(Address).spec.name.endswith(".Address")
+    with pytest.raises(ConfigurationError, match="give name="):
+        handlers.task(lambda: None)
+
+
+def test_an_annotation_that_cannot_be_checked_is_refused_when_it_is_registered() -> None:
+    """By the handler's name."""
+
+    class Connection:
+        """Nothing that could be sent."""
+
+    def work(a: Connection) -> None: ...
+
+    def plain(a: Annotated[Line, "noted"]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"'work'.*Connection"):
+        handler(work)
+    assert stored(handler(plain), Line(article="a", count=1)) == ([{"article": "a", "count": 1}], {})
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("name", {"name": "a b"}), ("queue", {"queue": "a/b"}), ("effects", {"effects": "none"}), ("attempts", {"attempts": 0}), ("attempts", {"attempts": 2.5}),
+        ("capacity", {"capacity": 1.5}), ("capacity", {"capacity": 2**31}), ("attempts", {"attempts": 10**9}),
+        ("delay", {"delay": -1}), ("delay", {"delay": 10, "max_delay": 5}), ("max_delay", {"max_delay": 10**9}), ("delay", {"delay": float("nan")}),
+        ("capacity", {"capacity": 0}), ("ordered", {"ordered": True}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_declaration_is_named(said: str, options: dict[str, Any]) -> None:
+    """When the module is imported."""
+    handlers = Handlers()
+
+    def work() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=said):
+        handlers.task(**options)(work)
+    assert handlers.registry.names() == ()
+
+
+def test_a_coroutine_function_is_refused() -> None:
+    """It would return something that nobody awaits."""
+
+    async def work() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="coroutine"):
+        Handlers().task(name="w")(work)
+
+
+def test_a_wrapped_function_keeps_its_signature() -> None:
+    """A decorator of the user's own does not hide the arguments."""
+
+    def loud(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return call
+
+    @loud
+    def work(a: int) -> int:
+        return a
+
+    assert run(handler(work), "3") == 3
+    with pytest.raises(TaskInvalid):
+        request(handler(work), 1, 2)

@@ -1,0 +1,156 @@
+"""A worker session's step machine on a pool that only notes: what begins, in which order, and what its handlers are told of the attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from millstream.testing.outside import SimDatabase
+from millstream.testing.world import Faults, SimChance, SimClock, SimIds, World
+from millstream_schema.durable import outcomes as o
+from millstream_schema.durable.records import NewTask, Policy, TaskRow
+from millstream_schema.durable.states import Effects, TaskState
+from millstream_schema.store import settling, tasks
+from millstream_schema.store.migrate import create_schema
+from millstream_schema.store.settling import Answer
+from millstream_tasks.durable.host import HostSettings, TaskHost
+from millstream_tasks.durable.pool import Attempt
+
+T = TaskState
+
+
+class Noted:
+    """A pool of so many slots in which nothing ends by itself."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.running: list[TaskRow] = []
+        self.begun: list[TaskRow] = []
+        self.told: list[str] = []
+        self.killed: list[str] = []
+
+    def free(self) -> int:
+        return self.slots - len(self.running)
+
+    def start(self, attempt: Attempt) -> None:
+        assert self.free() > 0
+        self.running.append(attempt.task)
+        self.begun.append(attempt.task)
+
+    def cancel(self, task: str, fence: int) -> None:
+        self.told.append(task)
+
+    def lease(self, deadline: float) -> None:
+        """Nothing is judged here."""
+
+    def tick(self) -> float:
+        return 1.0
+
+    def kill(self, task: str, fence: int) -> None:
+        self.killed.append(task)
+        self.running = [t for t in self.running if t.id != task]
+
+
+class Rig:
+    """One host on a simulated clock and database."""
+
+    def __init__(self, slots: int = 1, prefetch: int = 0) -> None:
+        self.world = World(0, Faults())
+        clock = SimClock(self.world)
+        self.db = SimDatabase(self.world, clock)
+        create_schema(self.db)
+        self.pool = Noted(slots)
+        settings = HostSettings(name="h", queues=("default",), handlers=("work",), slots=slots, prefetch=prefetch)
+        self.host = TaskHost(self.db, self.pool, clock, SimIds(self.world), SimChance(self.world), settings)
+
+    def submit(self, key: str, **changes: object) -> None:
+        base = NewTask(
+            id=key, namespace="default", handler="work", key=key, digest="1:", queue="default", args="[]", effects=Effects.IDEMPOTENT,
+            policy=Policy(attempts=5, delay_ms=0, max_delay_ms=0),
+        )  # fmt: skip
+        self.db.run(lambda tx: tasks.submit(tx, msgspec.structs.replace(base, **changes)))
+
+    def go(self, until: Callable[[], bool], seconds: float = 30.0) -> None:
+        """Step as the host asks, until this holds."""
+        end = self.world.now + seconds
+        while not until():
+            assert self.world.now < end, "it does not come about"
+            self.world.now += min(max(self.host.step(), 0.005), 0.2)
+
+    def end(self, key: str, outcome: o.AnyOutcome | None = None) -> None:
+        """The handler that runs it is over; it is written."""
+        (row,) = [t for t in self.pool.running if t.id == key]
+        self.pool.running.remove(row)
+        settled = sum(self.host.answers.values())
+        self.host.ended(key, row.fence, outcome or o.Succeeded("[1]"), (), 0.01)
+        self.go(lambda: sum(self.host.answers.values()) > settled)
+
+    def states(self) -> dict[str, TaskState]:
+        return self.db.read(lambda tx: {r["key"]: TaskState(r["state"]) for r in tx.rows(tx.t.task.select())})
+
+
+@pytest.mark.parametrize("effects", list(Effects))
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "held ahead"])
+def test_a_handler_is_told_which_start_it_is(effects: Effects, ahead: bool) -> None:
+    """1, 2, 3, whether its start was folded into the claim, committed by itself, or it waited for a slot."""
+    rig = Rig(prefetch=2)
+    for i in range(3):
+        rig.submit("blocker" if ahead else f"before-{i}", priority=100)
+        rig.submit("one", effects=effects)
+        if ahead:
+            rig.go(lambda: rig.host.holding == 2)
+            rig.end("blocker", o.RetryAsked(0))
+        else:
+            rig.go(lambda: bool(rig.pool.running))
+            rig.end(rig.pool.running[0].id)
+        rig.go(lambda: any(t.id == "one" for t in rig.pool.running))
+        rig.end("one", o.RetryAsked(0))
+    assert [t.starts for t in rig.pool.begun if t.id == "one"] == [1, 2, 3]
+    assert {t.state for t in rig.pool.begun} == {T.RUNNING}
+
+
+def test_what_was_claimed_together_begins_by_rank() -> None:
+    """Also what waited for a slot, whatever its effects and its id."""
+    rig = Rig(slots=2, prefetch=2)
+    for name, priority in (("a", -5), ("z", 9), ("m", 0), ("b", 3)):
+        rig.submit(name, priority=priority, effects=Effects.EXTERNAL if name == "b" else Effects.IDEMPOTENT)
+    rig.go(lambda: rig.host.holding == 4)
+    for _ in range(4):
+        rig.go(lambda: bool(rig.pool.running))
+        rig.end(rig.pool.running[0].id)
+    assert [t.id for t in rig.pool.begun] == ["z", "b", "m", "a"]
+    assert rig.host.answers[Answer.APPLIED] == 4 and set(rig.states().values()) == {T.SUCCEEDED}
+
+
+def test_a_drain_gives_back_what_has_not_begun_and_waits_for_the_rest() -> None:
+    """Nothing new is claimed; no attempt is used up."""
+    rig = Rig(slots=2, prefetch=2)
+    for i in range(5):
+        rig.submit(f"k{i}")
+    rig.go(lambda: rig.host.holding == 4)
+    running = [t.id for t in rig.pool.running]
+    rig.host.drain()
+    rig.go(lambda: rig.host.holding == 2)
+    assert sorted(rig.states().values()) == [T.READY] * 3 + [T.RUNNING] * 2
+    for key in running:
+        rig.end(key)
+    rig.go(lambda: rig.host.holding == 0)
+    assert len(rig.pool.begun) == 2 and {rig.states()[key] for key in running} == {T.SUCCEEDED}
+    rows = rig.db.read(lambda tx: tx.rows(tx.t.task.select()))
+    assert {r["starts"] for r in rows if r["state"] == T.READY} == {0}
+
+
+def test_a_cancel_reaches_the_handler_or_ends_what_has_not_begun() -> None:
+    """By the heartbeat; the handler is told once."""
+    rig = Rig(prefetch=1)
+    rig.submit("runs", priority=9)
+    rig.submit("waits")
+    rig.go(lambda: rig.host.holding == 2)
+    for key in ("runs", "waits"):
+        rig.db.run(lambda tx, k=key: settling.cancel(tx, k))  # type: ignore[misc]
+    rig.go(lambda: rig.states()["waits"] is T.CANCELLED and bool(rig.pool.told))
+    assert rig.pool.told == ["runs"] and [t.id for t in rig.pool.begun] == ["runs"]
+    rig.end("runs", o.CancelledItself())
+    assert rig.states()["runs"] is T.CANCELLED and rig.pool.told == ["runs"]
