@@ -316,7 +316,8 @@ class Reconciler:
 def _pending(view: d.JobView, manifest: EpochManifest) -> list[Committable]:
     """Of the newest durable epoch, what no committer has reported."""
     done = {a.subtask: a.committed for a in view.assignments}
-    return [c for c in manifest.committables() if done.get(_committer(view.plan, c), 0) < manifest.epoch]
+    left = [c for c in manifest.committables() if c.epoch > view.job.newest_committed]
+    return [c for c in left if done.get(_committer(view.plan, c), 0) < manifest.epoch]
 
 
 def _committer(plan: PartitionedPlan, committable: Committable) -> str:

@@ -197,14 +197,15 @@ def test_t43_only_one_of_two_coordinators_makes_an_epoch_durable(scene: Make) ->
 
 def test_t44_an_old_coordinators_cleaning_deletes_nothing_that_counts(scene: Make) -> None:
     """A coordinator stands still between deciding what to delete and deleting it, over a take-over and new epochs: nothing referenced is lost."""
-    job = scene(retained=1)
+    job = scene(Long, retained=1, max_segments=2)
     storage, world = job.sim.storage, job.sim.world
     delete = storage.delete
     naps: list[bool] = []
 
     def asleep(keys: Sequence[str]) -> None:
         actor: Any = world.current
-        if isinstance(actor, SimCoordinator) and keys and len(naps) < 2 and not world._asleep:
+        leads = isinstance(actor, SimCoordinator) and actor.coordinator is not None and actor.coordinator.leading
+        if leads and keys and len(naps) < 2 and not world._asleep:
             term, newest = job.sim.term(), job.sim.job(job.job).newest_durable
             actor.paused = True
             world.nap(5.0)

@@ -469,3 +469,18 @@ def test_failing_before_any_commit_changes_nothing(store: Opened) -> None:
         faults = Lost(at, before=True)
         assert lived(store, faults) == reference, f"commit {at}"
         assert faults.struck
+
+
+def test_a_commit_that_is_not_answered_names_what_the_driver_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: "the answer was lost" alone would send the operator looking in the wrong place."""
+    db = Database(f"sqlite:///{tmp_path / 'm.db'}", SystemClock())
+    create_schema(db)
+    full = sa.exc.OperationalError("COMMIT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    def commit(_connection: sa.Connection) -> None:
+        raise full
+
+    monkeypatch.setattr(sa.Connection, "commit", commit)
+    with pytest.raises(CommitUnknown, match="database or disk is full"):
+        db.run(lambda tx: tx.now_us())
+    db.close()
