@@ -82,14 +82,14 @@ def once_each(sim: TaskSimulation) -> None:
 
 
 def test_celery_t01_a_task_that_is_due_long_after_any_timeout_runs_once_and_not_before() -> None:
-    """Forty leases later, with eight workers that come and go meanwhile: nobody holds it until it is due."""
+    """Twenty leases later, with eight workers that come and go meanwhile: nobody holds it until it is due."""
     sim = simulation(workers=8)
-    submit(sim, "late", delay_us=int(40 * LEASE * 1e6))
+    submit(sim, "late", delay_us=int(20 * LEASE * 1e6))
     for i in range(8):
-        at(sim, 10.0 * i, sim.workers[i].crash)
-    assert sim.run(50 * LEASE, lambda: len(sim.rows()) == 1 and over(sim))
+        at(sim, 6.0 * i, sim.workers[i].crash)
+    assert sim.run(30 * LEASE, lambda: len(sim.rows()) == 1 and over(sim))
     once_each(sim)
-    assert runs(sim, "late")[0].began >= 40 * LEASE
+    assert runs(sim, "late")[0].began >= 20 * LEASE
 
 
 def test_celery_t02_however_often_workers_are_told_a_task_runs_once() -> None:
@@ -294,7 +294,7 @@ def test_celery_t36_a_cancel_holds_though_no_worker_was_there() -> None:
     submit(sim, "scheduled", delay_us=60_000_000)
     for key in ("unwanted", "scheduled"):
         cancel(sim, key)
-    until(sim, 4 * 3600.0 / 60)
+    until(sim, 70.0)
     sim.workers.append(SimWorker(sim, "late", 2))
     assert sim.run(30, lambda: over(sim, "wanted"))
     until(sim, 5)

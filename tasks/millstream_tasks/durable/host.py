@@ -11,10 +11,10 @@ from collections import deque
 import msgspec
 import structlog
 
-from millstream_schema.durable.outcomes import AnyOutcome, Killed, Unstarted
+from millstream_schema.durable.outcomes import AnyOutcome, Killed, Unfit, Unstarted
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
-from millstream_schema.errors import CommitUnknown, StoreError
+from millstream_schema.errors import CommitUnknown, StoreError, StoreUnavailable
 from millstream_schema.ports import Chance, Clock, Ids
 from millstream_schema.store import claims, registry, settling
 from millstream_schema.store.claims import Claimed
@@ -87,6 +87,7 @@ class TaskHost:
         self._look_at = 0.0
         self._pause = FIRST_PAUSE
         self._more = False
+        self._one_by_one = False
         self._typical = PREFETCH_SECONDS
         self._held: dict[str, _Held] = {}
         self._buffer: deque[str] = deque()
@@ -300,14 +301,20 @@ class TaskHost:
         if not again:
             self._claim, self._claim_token = self._ids.new("claim", 10), self._ids.new("token", 10)
         free = max(0, self._pool.free() - len(self._buffer))
-        batch = self._unsettled[:SETTLED_AT_ONCE]
+        batch = [] if self._one_by_one else self._unsettled[:SETTLED_AT_ONCE]
 
         def work(tx: Transaction) -> tuple[dict[str, Answer], Claimed | None]:
             answers = settling.settle(tx, batch) if batch else {}
             handlers = self._settings.handlers
             return answers, claims.claim(tx, self.session, self._claim, self._claim_token, parts, handlers, free, again=again)
 
-        answers, claimed = self._db.run(work)
+        try:
+            answers, claimed = self._db.run(work)
+        except (StoreUnavailable, CommitUnknown):
+            raise
+        except StoreError:
+            self._one_by_one = bool(batch)  # perhaps one of the ends is to blame: the next claim goes without them
+            raise
         self._claim = ""
         self._note(answers)
         del self._unsettled[: len(batch)]
@@ -355,11 +362,31 @@ class TaskHost:
             )
 
     def _settle(self) -> None:
-        """Write ends until none is left. A row that fails is written alone, so that it holds up no other."""
+        """Write ends until none is left."""
         while self._unsettled:
-            batch = self._unsettled[:SETTLED_AT_ONCE]
-            self._note(self._db.run(lambda tx, b=batch: settling.settle(tx, b)))  # type: ignore[misc]
+            batch = self._unsettled[: 1 if self._one_by_one else SETTLED_AT_ONCE]
+            try:
+                answers = self._db.run(lambda tx, b=batch: settling.settle(tx, b))  # type: ignore[misc]
+            except (StoreUnavailable, CommitUnknown):
+                raise
+            except StoreError as exc:
+                self._refused(batch, exc)
+                continue
+            self._note(answers)
             del self._unsettled[: len(batch)]
+        self._one_by_one = False
+
+    def _refused(self, batch: list[Settlement], error: StoreError) -> None:
+        """The database refuses what it was given: each end by itself, so that one holds up no other; that one's task has failed, because its result cannot be stored."""
+        if not self._one_by_one:
+            self._one_by_one = True
+            return
+        (refused,) = batch
+        if isinstance(refused.outcome, Unfit):
+            log.error("an end cannot be stored at all; its lease will end it", task=refused.task, error=str(error))
+            del self._unsettled[0]
+        else:
+            self._unsettled[0] = msgspec.structs.replace(refused, outcome=Unfit(str(error)), submits=())
 
     def _note(self, answers: dict[str, Answer]) -> None:
         for answer in answers.values():

@@ -399,7 +399,7 @@ def taken_beside(store: Opened, key: str) -> list[TaskRow]:
 def test_a_start_that_came_about_counts_and_one_that_did_not_is_taken_off(store: Opened) -> None:
     """Folded into the claim or reported with the end: start_by is over for what has run, and only for that."""
     ran, folded, given_back = taken(
-        store.db, new("ran", start_by_us=200_000), new("folded", start_by_us=HOUR), new("given back", start_by_us=200_000)
+        store.db, new("ran", start_by_us=HOUR), new("folded", start_by_us=HOUR), new("given back", start_by_us=HOUR)
     )  # fmt: skip
     settle(store.db, ending(given_back, o.Unstarted()))
     assert read(store.db, given_back.id).starts == 0
@@ -409,13 +409,19 @@ def test_a_start_that_came_about_counts_and_one_that_did_not_is_taken_off(store:
     assert (held.state, held.starts) == (T.DISPATCHED, 0)
     settle(store.db, ending(held, o.RetryAsked(0)))
     assert read(store.db, ran.id).starts == 1, "it ran as a prefetched one"
-    threading.Event().wait(0.25)
+    for row in (ran, given_back):
+        put(store.db, row.id, start_by_us=1)  # an hour later
     store.db.run(lambda tx: claims.wake_due(tx, 10))
     assert states(store.db)["ran"] is T.READY
     lose(store.db, "s")
     session(store.db, "s2")
     assert [r.key for r in take(store.db, "s2")].count("ran") == 1
     assert states(store.db)["given back"] is T.EXPIRED
+
+
+def put(db: Database, task: str, **times: int) -> None:
+    """As if so much time had passed."""
+    db.run(lambda tx: tx.update(tx.t.task, tx.t.task.c.id == task, **times))
 
 
 # -- lost sessions
@@ -488,17 +494,12 @@ def test_a_task_whose_worker_is_lost_each_time_goes_to_a_person(store: Opened) -
 
 def test_what_is_due_is_ready_and_what_is_late_expires(store: Opened) -> None:
     """In parts, the longest due first; its rank is when it became available."""
-    due = store.db.read(lambda tx: tx.now_us()) + 60_000
-    submit(
-        store.db,
-        new("soon", due_us=due + 1),
-        new("late", due_us=due + 2, deadline_us=1),
-        new("sooner", due_us=due),
-        new("later", delay_us=HOUR),
-    )
+    submit(store.db, new("late", delay_us=HOUR, deadline_us=1), *[new(k, delay_us=HOUR) for k in ("soon", "sooner", "later")])
     (retried,) = taken_beside(store, "retried")
-    settle(store.db, ending(retried, o.RetryAsked(60_000, "why")))
-    threading.Event().wait(0.08)
+    settle(store.db, ending(retried, o.RetryAsked(2 * HOUR, "why")))
+    waiting = every(store.db)
+    for at, key in enumerate(("sooner", "soon", "late", "retried"), 1):
+        put(store.db, waiting[key].id, wake_us=at)  # hours later
     assert store.db.run(lambda tx: claims.wake_due(tx, 1)) == 1
     assert states(store.db)["sooner"] is T.READY
     assert store.db.run(lambda tx: claims.wake_due(tx, 10)) == 3

@@ -174,7 +174,7 @@ def test_celery_t35_losing_the_answer_to_any_commit_changes_nothing(store: Opene
     states = {r["key"]: r["state"] for r in rows["task"]}
     assert set(states.values()) == {T.SUCCEEDED, T.FAILED, T.CANCELLED, T.SCHEDULED}, states
     assert (states["ext lost"], states["ext asks"], states["ext"], states["ext/retry"]) == (T.SUCCEEDED, T.FAILED, T.FAILED, T.SUCCEEDED)
-    first, step = {"sqlite": (1, 1), "postgres": (1, 2), "mariadb": (2, 2)}[store.kind]
+    first, step = {"sqlite": (1, 1), "postgres": (1, 3), "mariadb": (2, 3)}[store.kind]
     for at in range(first, counted.count + 1, step):
         fault = Fault(at)
         assert lived(store, fault) == (said, rows), f"commit {at}"
@@ -196,7 +196,7 @@ def test_failing_before_any_commit_changes_nothing(store: Opened) -> None:
 
 def test_claims_ends_cancels_losses_and_submissions_at_once_leave_rows_that_agree(store: Opened) -> None:
     """Permits over two queues, ordered and not, sessions that are lost while they settle: no deadlock comes out, nothing is lost, permits say what is held."""
-    seconds = 1.7 if store.kind != "sqlite" else 0.6
+    seconds = 1.3 if store.kind != "sqlite" else 0.6
     clock, stop = SystemClock(), threading.Event()
     end = clock.monotonic() + seconds
     keys = itertools.count()

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from millstream.testing.outside import SimDatabase
 from millstream.testing.world import Faults, SimChance, SimClock, SimIds, World
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
-from millstream_schema.durable.states import Effects, TaskState
+from millstream_schema.durable.states import Cause, Effects, TaskState
 from millstream_schema.store import settling, tasks
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.settling import Answer
@@ -154,3 +155,24 @@ def test_a_cancel_reaches_the_handler_or_ends_what_has_not_begun() -> None:
     assert rig.pool.told == ["runs"] and [t.id for t in rig.pool.begun] == ["runs"]
     rig.end("runs", o.CancelledItself())
     assert rig.states()["runs"] is T.CANCELLED and rig.pool.told == ["runs"]
+
+
+def test_an_end_the_database_refuses_holds_up_no_other_and_fails_its_own_task() -> None:
+    """Each is written by itself then; what cannot be stored is FAILED with cause ``result``, the neighbours are what they are."""
+    rig = Rig(slots=3)
+    for key in ("a", "b", "c"):
+        rig.submit(key)
+    rig.go(lambda: len(rig.pool.running) == 3)
+    refused = f"CREATE TRIGGER refuse BEFORE UPDATE ON {rig.db.tables.task.name} WHEN NEW.result = 'poison' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    rig.db.run(lambda tx: tx.execute(sa.text(refused)))
+    for row in list(rig.pool.running):
+        rig.pool.running.remove(row)
+        rig.host.ended(row.id, row.fence, o.Succeeded("poison" if row.id == "b" else "[1]"), (), 0.01)
+    rig.go(lambda: not rig.host.holding)
+    assert rig.states() == {"a": T.SUCCEEDED, "b": T.FAILED, "c": T.SUCCEEDED}
+    (failed,) = rig.db.read(lambda tx: tx.rows(tx.t.task.select().where(tx.t.task.c.key == "b")))
+    assert failed["cause"] == Cause.RESULT and "refused" in failed["reason"]
+    rig.submit("next")
+    rig.go(lambda: bool(rig.pool.running))
+    rig.end("next")
+    assert rig.states()["next"] is T.SUCCEEDED
