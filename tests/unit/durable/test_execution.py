@@ -97,7 +97,6 @@ def test_what_is_returned_is_the_result() -> None:
         Retry(after=math.nan), Retry(after=math.inf), Retry(after=-math.inf), Retry(after="5"), Retry(after=object()),  # type: ignore[arg-type]
         Snooze(math.nan), Snooze(math.inf), Snooze("5"), Snooze(None),  # type: ignore[arg-type]
     ],
-    ids=repr,
 )  # fmt: skip
 def test_a_verb_that_says_no_number_is_an_error_of_the_handler(error: BaseException) -> None:
     """A named one, by policy; it does not end the thread that runs handlers."""
@@ -244,7 +243,7 @@ def test_what_a_handler_submits_comes_with_its_success() -> None:
     assert submits[1].priority == 3
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), Retry(), Snooze(1), Fail(), Cancel(), NeedsReview(), SystemExit()], ids=repr)
+@pytest.mark.parametrize("error", [ValueError("x"), Retry(), Snooze(1), Fail(), Cancel(), NeedsReview(), SystemExit()])
 def test_what_a_handler_submitted_before_it_failed_does_not_come(error: BaseException) -> None:
     """It comes in with the success and not otherwise."""
 

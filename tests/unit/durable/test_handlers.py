@@ -93,7 +93,6 @@ def test_every_argument_that_does_not_fit_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "said"),
     [((), {}, "missing"), ((1, 2, 3), {}, "too many"), ((1,), {"unknown": 2}, "unexpected"), ((1,), {"a": 1}, "multiple values")],
-    ids=str,
 )
 def test_arguments_that_no_call_could_have_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any], said: str) -> None:
     """As Python would refuse the call, but when it is submitted."""
@@ -302,7 +301,6 @@ def test_an_annotation_that_cannot_be_checked_is_refused_when_it_is_registered()
         ("delay", {"delay": -1}), ("delay", {"delay": 10, "max_delay": 5}), ("max_delay", {"max_delay": 10**9}), ("delay", {"delay": float("nan")}),
         ("capacity", {"capacity": 0}), ("ordered", {"ordered": True}),
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_bad_declaration_is_named(said: str, options: dict[str, Any]) -> None:
     """When the module is imported."""

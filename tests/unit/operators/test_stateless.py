@@ -24,7 +24,7 @@ def assigner() -> AssignTimestamps:
     return AssignTimestamps(spec("assign_timestamps"), lambda record: record)
 
 
-@pytest.mark.parametrize("bad", NO_TIMES, ids=repr)
+@pytest.mark.parametrize("bad", NO_TIMES)
 def test_an_event_time_that_is_none_is_refused_and_raises_no_watermark(bad: Any) -> None:
     """Alone or among good ones: OperatorError with the operator and the value, before the watermark moves."""
     far = 1_700_000_000_000
@@ -60,7 +60,7 @@ def test_no_times_are_fine() -> None:
     check_times([], "nobody")
 
 
-@pytest.mark.parametrize("bad", [bad for bad in NO_TIMES if bad is not None], ids=repr)
+@pytest.mark.parametrize("bad", [bad for bad in NO_TIMES if bad is not None])
 def test_a_time_that_a_process_function_gives_is_held_to_the_same(bad: Any) -> None:
     """``emit`` refuses it."""
 
@@ -79,7 +79,7 @@ ROLLING: list[Callable[[], Operator]] = [
 
 
 @pytest.mark.parametrize("make", ROLLING)
-@pytest.mark.parametrize("key", [["list"], {"a": 1}, ("a", ["list"]), float("nan"), object()], ids=repr)
+@pytest.mark.parametrize("key", [["list"], {"a": 1}, ("a", ["list"]), float("nan"), object()])
 def test_a_value_that_cannot_be_a_key_is_refused_hashable_or_not(make: Callable[[], Operator], key: Any) -> None:
     """KeyRefused that says what a key may be, as behind an exchange."""
     with pytest.raises(KeyRefused, match="cannot be a key"):
