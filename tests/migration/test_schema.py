@@ -16,10 +16,13 @@ from alembic.script import ScriptDirectory
 from tests.contract.store.stores import job_values
 
 from millstream_coordinator.coordinator import Coordinator
+from millstream_schema.durable.records import NewTask
+from millstream_schema.durable.requests import HandlerSpec, Options, encode_arguments
+from millstream_schema.durable.requests import new_task as new_task_of
 from millstream_schema.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
 from millstream_schema.hints import NoHints
 from millstream_schema.ports import SystemChance, SystemClock
-from millstream_schema.store import jobs, migrate, registry
+from millstream_schema.store import jobs, migrate, registry, tasks
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import check_schema, create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION, tables
@@ -226,3 +229,32 @@ def test_a_database_that_cannot_be_reached_is_no_missing_schema(url: str) -> Non
             with pytest.raises(StoreUnavailable) as caught:
                 start(db)
             assert "secret" not in str(caught.value)
+
+
+def test_tables_of_the_build_before_get_what_came_later(url: str) -> None:
+    """A database of schema 2 with a task in it: columns and indexes are added, the row keeps its values."""
+    with opened(url) as db:
+        create_schema(db)
+        t = db.tables
+        db.run(lambda tx: tasks.submit(tx, new_task()))
+        with db.engine.begin() as connection:
+            for index in ("open", "settled", "retry"):
+                on = f" ON {t.task.name}" if db.dialect == "mysql" else ""
+                connection.exec_driver_sql(f"DROP INDEX {t.prefix}task_{index}_i{on}")
+            for column in ("marker", "ending", "error_class"):
+                connection.exec_driver_sql(f"ALTER TABLE {t.task.name} DROP COLUMN {column}")
+            connection.exec_driver_sql(f"DROP TABLE {t.installation.name}")
+            connection.exec_driver_sql(f"UPDATE {t.prefix}alembic SET version_num = '0002'")
+        set_ledger(db, version=2)
+        with pytest.raises(SchemaMismatch, match="millstream up"):
+            check_schema(db)
+        create_schema(db)
+        check_schema(db)
+        found = db.read(lambda tx: tasks.find(tx, "default", {}, 10))
+        assert [(r.handler, r.marker, r.ending) for r in found] == [("work", "", None)]
+        assert db.read(migrate.installation_id).startswith("installation-")
+
+
+def new_task() -> NewTask:
+    arguments = encode_arguments((), {})
+    return new_task_of(HandlerSpec(name="work"), "default", "task-1", "k", arguments, Options(), permit="", actor="", origin="direct")

@@ -82,6 +82,9 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     superseded_by: str
     actor: str
     rev: int
+    marker: str = ""
+    ending: str | None = None
+    error_class: str = ""
 
     @property
     def lane(self) -> str:

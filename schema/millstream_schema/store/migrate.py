@@ -16,6 +16,7 @@ from alembic import command
 from alembic.config import Config
 
 from ..errors import SchemaMismatch, StoreUnavailable
+from ..ports import SystemIds
 from .database import Database, Transaction
 from .tables import SCHEMA_VERSION
 
@@ -40,7 +41,13 @@ def create_schema(database: Database) -> None:
         database.run(lambda tx: tx.create_table(tx.t.schema))
         database.run(lambda tx: _mark(tx, "MIGRATING"))
         _upgrade(database)
+        database.run(lambda tx: tx.insert_or_nothing(tx.t.installation, id=1, uid=SystemIds().new("installation", 20)))
         database.run(lambda tx: _mark(tx, "READY"))
+
+
+def installation_id(tx: Transaction) -> str:
+    """What tells this installation from every other, also from one of the same name elsewhere: made with its schema, never changed."""
+    return str(tx.execute(sa.select(tx.t.installation.c.uid)).scalar_one())
 
 
 @contextmanager

@@ -18,6 +18,12 @@ def stream_tables(m: MetaData, p: str) -> dict[str, Table]:
             Column("version", Integer, nullable=False),
             Column("state", ident(16), nullable=False),
         ),
+        "installation": Table(
+            f"{p}installation",
+            m,
+            Column("id", Integer, primary_key=True),
+            Column("uid", ident(64), nullable=False),
+        ),
         "coordinator": Table(
             f"{p}coordinator",
             m,

@@ -12,10 +12,15 @@ from functools import cache
 from sqlalchemy import MetaData, Table
 
 from ..errors import ConfigurationError
+from .admission_tables import admission_tables
+from .delivery_tables import delivery_tables
+from .effect_tables import effect_tables
+from .finding_tables import finding_tables
+from .schedule_tables import schedule_tables
 from .stream_tables import stream_tables
 from .task_tables import task_tables
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,20}\Z")
 
 
@@ -26,6 +31,7 @@ class Tables:
     metadata: MetaData
     prefix: str
     schema: Table
+    installation: Table
     coordinator: Table
     node: Table
     job: Table
@@ -43,6 +49,16 @@ class Tables:
     permit: Table
     lane: Table
 
+    # effects
+
+    # schedules
+
+    # admission
+
+    # deliveries
+
+    # finding
+
 
 @cache
 def tables(prefix: str = "millstream_") -> Tables:
@@ -50,4 +66,8 @@ def tables(prefix: str = "millstream_") -> Tables:
     if not _PREFIX.match(prefix):
         raise ConfigurationError(f"table prefix {prefix!r} must match {_PREFIX.pattern}")
     m = MetaData()
-    return Tables(metadata=m, prefix=prefix, **stream_tables(m, prefix), **task_tables(m, prefix))
+    made = [
+        make(m, prefix)
+        for make in (stream_tables, task_tables, effect_tables, schedule_tables, admission_tables, delivery_tables, finding_tables)
+    ]
+    return Tables(metadata=m, prefix=prefix, **{name: table for part in made for name, table in part.items()})

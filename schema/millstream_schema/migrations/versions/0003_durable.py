@@ -1,0 +1,36 @@
+"""The rest of durable tasks: columns and indexes of ``task`` that came later, and their further tables. Each part is made unless it is there, so that an interrupted run can be repeated."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import context, op
+
+revision = "0003"
+down_revision = "0002"
+
+TABLES = (
+    "installation",
+    # effects
+    # schedules
+    # admission
+    # deliveries
+    # finding
+)
+TASK_COLUMNS = ("marker", "ending", "error_class")
+TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i")
+
+
+def upgrade() -> None:
+    tables = context.config.attributes["database"].tables
+    bind = op.get_bind()
+    there = sa.inspect(bind)
+    columns = {c["name"] for c in there.get_columns(tables.task.name)}
+    for name in TASK_COLUMNS:
+        if name not in columns:
+            column = tables.task.c[name]
+            op.add_column(tables.task.name, sa.Column(name, column.type, nullable=column.nullable, server_default=column.server_default))
+    indexes = {i["name"] for i in there.get_indexes(tables.task.name)}
+    for index in sorted(tables.task.indexes, key=lambda i: str(i.name)):
+        if str(index.name).removeprefix(tables.prefix) in TASK_INDEXES and index.name not in indexes:
+            index.create(bind)
+    tables.metadata.create_all(bind, tables=[getattr(tables, name) for name in TABLES], checkfirst=True)

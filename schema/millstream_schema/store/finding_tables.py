@@ -1,0 +1,10 @@
+"""What finding, bulk acts and retention keep."""
+
+from __future__ import annotations
+
+from sqlalchemy import MetaData, Table
+
+
+def finding_tables(m: MetaData, p: str) -> dict[str, Table]:
+    """By field name of :class:`~millstream_schema.store.tables.Tables`."""
+    return {}
