@@ -1,4 +1,4 @@
-"""The rest of durable tasks: columns and indexes of ``task`` that came later, and their further tables. Each part is made unless it is there, so that an interrupted run can be repeated."""
+"""The rest of durable tasks: columns and indexes of ``task`` that came later, and their further tables. Each part is made unless it is there."""
 
 from __future__ import annotations
 
