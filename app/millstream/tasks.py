@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -145,12 +145,33 @@ class Tasks:
         from now within which it must end. ``priority``: each unit is worth a second of waiting. Raises TaskInvalid, UnknownHandler, TaskConflict (the key is known
         with other content), StoreUnavailable.
         """
-        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
         options = Options(
             queue=queue, priority=priority, delay_s=delay, due_at=due_at, start_by_s=start_by, deadline_s=deadline, business_key=business_key,
             permit=permit,
         )  # fmt: skip
-        new = found.request(self.namespace, self._ids.new("task", 10), key, args, kwargs, options, actor=self._actor, origin="direct")
+        return self.submit_with(handler, args, kwargs, key=key, options=options)
+
+    def submit_with(
+        self,
+        handler: str | Handler,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        key: str = "",
+        options: Options | None = None,
+    ) -> Receipt:
+        """As :meth:`submit`, arguments and options kept apart: for handlers whose parameters are named like options, and for callers that pass on what they were given."""
+        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        new = found.request(
+            self.namespace,
+            self._ids.new("task", 10),
+            key,
+            tuple(args),
+            kwargs or {},
+            options or Options(),
+            actor=self._actor,
+            origin="direct",
+        )
         receipt = self._run(lambda tx: tasks.submit(tx, new))
         if receipt.conflict:
             raise TaskConflict(_conflict(new, receipt))

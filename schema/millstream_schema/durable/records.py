@@ -107,7 +107,7 @@ def permit_id(namespace: str, key: str) -> str:
 
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, complete: what its submission stores. ``due_us``: an instant; ``delay_us``, ``start_by_us``, ``deadline_us``: microseconds from acceptance; 0: none."""
+    """A request, complete: what its submission stores. ``due_us``, ``expires_us``: instants; ``delay_us``, ``start_by_us``, ``deadline_us``: microseconds from acceptance; 0: none."""
 
     id: str
     namespace: str
@@ -121,6 +121,7 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     delay_us: int = 0
     due_us: int = 0
+    expires_us: int = 0
     start_by_us: int = 0
     deadline_us: int = 0
     permit: str = ""

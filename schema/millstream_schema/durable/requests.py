@@ -51,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline_s: float = 0.0
     business_key: str = ""
     permit: str = ""
+    expires_at: dt.datetime | None = None
 
 
 def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -120,11 +121,10 @@ def new_task(
     problems = _problems(spec, namespace, key, permit, options)
     if problems:
         raise TaskInvalid("; ".join(problems))
-    due = 0 if options.due_at is None else (options.due_at - _EPOCH) // _MICROSECOND
     return NewTask(
         id=task_id, namespace=namespace, handler=spec.name, key=key or task_id, digest=digest(spec.name, arguments, options),
         queue=options.queue or spec.queue, args=arguments, effects=spec.effects, policy=spec.policy, priority=options.priority,
-        delay_us=int(options.delay_s * 1e6), due_us=due, start_by_us=int(options.start_by_s * 1e6), deadline_us=int(options.deadline_s * 1e6),
+        delay_us=int(options.delay_s * 1e6), due_us=_instant(options.due_at), expires_us=_instant(options.expires_at), start_by_us=int(options.start_by_s * 1e6), deadline_us=int(options.deadline_s * 1e6),
         permit=permit, ordered=spec.ordered, business_key=options.business_key, origin=origin, actor=actor,
     )  # fmt: skip
 
@@ -145,12 +145,19 @@ def _problems(spec: HandlerSpec, namespace: str, key: str, permit: str, options:
     for name, seconds in (("delay", options.delay_s), ("start_by", options.start_by_s), ("deadline", options.deadline_s)):
         if not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_S:
             found.append(f"{name} must be a number between 0 and {LONGEST_DELAY_S} seconds, not {seconds!r}")
-    if options.due_at is not None:
-        if not isinstance(options.due_at, dt.datetime) or options.due_at.utcoffset() is None:
-            found.append(f"due_at {options.due_at!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
-        if options.delay_s:
-            found.append("delay and due_at exclude each other: give one")
+    for name, instant in (("due_at", options.due_at), ("expires_at", options.expires_at)):
+        if instant is not None and (not isinstance(instant, dt.datetime) or instant.utcoffset() is None):
+            found.append(f"{name} {instant!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+    if options.due_at is not None and options.delay_s:
+        found.append("delay and due_at exclude each other: give one")
+    if options.expires_at is not None and options.start_by_s:
+        found.append("expires_at and start_by exclude each other: give one")
     return found
+
+
+def _instant(moment: dt.datetime | None) -> int:
+    """UTC µs; 0: none."""
+    return 0 if moment is None else (moment - _EPOCH) // _MICROSECOND
 
 
 def _storable(text: str) -> bool:

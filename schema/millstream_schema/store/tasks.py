@@ -56,7 +56,7 @@ def submit_many(tx: Transaction, news: Sequence[NewTask]) -> list[Receipt]:
     """
     ordered = sorted(news, key=lambda n: (n.namespace, n.handler, n.key))
     receipts: dict[str, Receipt] = {}
-    plain = [n for n in ordered if not (n.delay_us or n.due_us or n.start_by_us or n.deadline_us)]
+    plain = [n for n in ordered if not (n.delay_us or n.due_us or n.expires_us or n.start_by_us or n.deadline_us)]
     for start in range(0, len(plain), TOGETHER):
         part = plain[start : start + TOGETHER]
         rows = [{**_values(n, False), "earlier_us": n.priority * RANK_STEP_US} for n in part]
@@ -104,7 +104,7 @@ def _times(tx: Transaction, new: NewTask, waits: bool) -> dict[str, Any]:
     available: Any = due if waits else now
     return {
         "rank": rank(available, new.priority), "wake_us": due if waits else None, "due_us": due, "created_us": now, "changed_us": now,
-        "start_by_us": due + new.start_by_us if new.start_by_us else 0, "deadline_us": now + new.deadline_us if new.deadline_us else 0,
+        "start_by_us": due + new.start_by_us if new.start_by_us else new.expires_us, "deadline_us": now + new.deadline_us if new.deadline_us else 0,
     }  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def test_a_default_that_is_written_out_changes_nothing() -> None:
     "changed",
     [
         {"queue": "other"}, {"priority": 1}, {"delay_s": 1.0}, {"due_at": dt.datetime(2026, 1, 1, tzinfo=UTC)}, {"start_by_s": 1.0}, {"deadline_s": 1.0},
-        {"business_key": "b"}, {"permit": "p"},
+        {"business_key": "b"}, {"permit": "p"}, {"expires_at": dt.datetime(2026, 1, 1, tzinfo=UTC)},
     ],
 )  # fmt: skip
 def test_every_option_that_is_given_is_in_the_digest(changed: dict[str, Any]) -> None:
@@ -188,6 +188,7 @@ def test_the_parametrization_above_names_every_option() -> None:
         "deadline_s",
         "business_key",
         "permit",
+        "expires_at",
     }
 
 
