@@ -26,6 +26,7 @@ from millstream_schema.errors import (
     TaskFailed,
     TaskInvalid,
     TaskNotFound,
+    UnknownHandler,
 )
 from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
 from millstream_schema.store import settling, tasks
@@ -54,10 +55,23 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     options: Options = Options()
 
 
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of :meth:`Tasks.accept`: whom it is for, and by whom and in which way it came."""
+
+    handler: str | Handler
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    key: str = ""
+    options: Options = Options()
+    origin: str = "direct"
+    actor: str = ""
+
+
 class Refusal(msgspec.Struct, frozen=True):
-    """Why one item of many was not accepted."""
+    """Why one item of many was not accepted. ``retry_after``: seconds after which it may be; 0: not as it is."""
 
     reason: str
+    retry_after: float = 0.0
 
 
 class Tasks:
@@ -182,21 +196,28 @@ class Tasks:
     def submit_many(self, handler: str | Handler, items: Sequence[Item]) -> list[Receipt | Refusal]:
         """Accept many in one transaction; an answer for each, in the order given. What is refused holds up no other. Raises UnknownHandler, StoreUnavailable."""
         found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        return self.accept(
+            [Request(handler=found, args=i.args, kwargs=i.kwargs, key=i.key, options=i.options, origin="batch") for i in items]
+        )
+
+    def accept(self, requests: Sequence[Request]) -> list[Receipt | Refusal]:
+        """Accept requests of any handlers in one transaction; an answer for each, in the order given. Raises StoreUnavailable."""
         answers: dict[int, Receipt | Refusal] = {}
         news: dict[int, NewTask] = {}
-        for at, item in enumerate(items):
+        for at, request in enumerate(requests):
             try:
-                news[at] = found.request(
+                handler = request.handler if isinstance(request.handler, Handler) else self._registry.get(request.handler)
+                news[at] = handler.request(
                     self.namespace,
                     self._ids.new("task", 10),
-                    item.key,
-                    item.args,
-                    item.kwargs,
-                    item.options,
-                    actor=self._actor,
-                    origin="batch",
+                    request.key,
+                    request.args,
+                    request.kwargs,
+                    request.options,
+                    actor=request.actor[:128] or self._actor,
+                    origin=request.origin,
                 )
-            except TaskInvalid as exc:
+            except (TaskInvalid, UnknownHandler) as exc:
                 answers[at] = Refusal(str(exc))
         receipts = self._run(lambda tx: tasks.submit_many(tx, list(news.values())))
         for at, receipt in zip(news, receipts, strict=True):
@@ -204,7 +225,7 @@ class Tasks:
         if self._wake is not None:
             for queue in {n.queue for n in news.values()}:
                 self._wake(queue)
-        return [answers[at] for at in range(len(items))]
+        return [answers[at] for at in range(len(requests))]
 
     # -- looking
 
