@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         SplitReader,
         Truncatable,
     )
+    from millstream_schema.durable.requests import Options
     from millstream_schema.durable.states import TaskState
     from millstream_schema.errors import (
         ChannelBroken,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         UnknownFactory,
         UnknownFormat,
         UnknownHandler,
+        UnknownQueue,
     )
     from millstream_schema.model import EdgeConfig, EdgeMode, Guarantee, Override, Partitioning
     from millstream_schema.settings import RestartPolicy, StreamSettings
@@ -114,12 +116,14 @@ _HOMES = {
         "CheckpointParticipant CommitAnswer CommitResult Committable CommittingWriter ConnectorContext Handle PoisonPolicy Read "
         "Sink SinkCapability SinkWriter SnapshotStorage Source SourceCapability Split SplitReader Truncatable"
     ),
+    "millstream_schema.durable.requests": "Options",
     "millstream_schema.durable.states": "TaskState",
     "millstream_schema.errors": (
         "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError Fenced "
         "FingerprintMismatch JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError OperatorError RecordError "
         "RestoreRefused ReviewConflict SchemaMismatch SinkError SnapshotMissing SnapshotUnreadable SourceError SourceUnavailable StorageError "
-        "StorageUnavailable StoreError StoreUnavailable TaskConflict TaskFailed TaskInvalid TaskNotFound UnknownFactory UnknownFormat UnknownHandler"
+        "StorageUnavailable StoreError StoreUnavailable TaskConflict TaskFailed TaskInvalid TaskNotFound UnknownFactory UnknownFormat UnknownHandler "
+        "UnknownQueue"
     ),
     "millstream_schema.model": "EdgeConfig EdgeMode Guarantee Override Partitioning",
     "millstream_schema.settings": "RestartPolicy StreamSettings",
@@ -191,6 +195,7 @@ __all__ = [
     "NeedsReview",
     "OperatorError",
     "OperatorListState",
+    "Options",
     "Override",
     "Partitioning",
     "Pipelines",
@@ -241,6 +246,7 @@ __all__ = [
     "UnknownFactory",
     "UnknownFormat",
     "UnknownHandler",
+    "UnknownQueue",
     "ValueState",
     "Window",
     "WindowedStream",

@@ -47,6 +47,7 @@ class Handlers:
         permit: str = "",
         capacity: int = 1,
         ordered: bool = False,
+        option_names: bool = False,
     ) -> Callable[[Callable[..., Any]], Handler]: ...
 
     def task(
@@ -62,18 +63,20 @@ class Handlers:
         permit: str = "",
         capacity: int = 1,
         ordered: bool = False,
+        option_names: bool = False,
     ) -> Handler | Callable[[Callable[..., Any]], Handler]:
         """Register a function; used with or without options.
 
         ``effects``: what repeating it would do: ``idempotent`` | ``transactional`` | ``external`` (the default: it is never repeated by itself).
         ``attempts``: how often it may raise (5; 1 for external). ``delay``, ``max_delay``: seconds before the second attempt, doubled for each further one up
         to the limit. ``permit``: a resource that at most ``capacity`` tasks use at once, e.g. ``"account:{number}"`` with places for arguments; ``ordered``:
-        a task that is tried again keeps its place. Raises ConfigurationError.
+        a task that is tried again keeps its place. ``option_names``: it has parameters named like options of ``submit`` (``key``, ``delay``, …) and is submitted by
+        ``submit_with(handler, args, kwargs, key=…, options=…)`` alone. Raises ConfigurationError.
         """
         if function is None:
-            given = (name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered)
+            given = (name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered, option_names)
             return lambda f: self._register(f, *given)
-        return self._register(function, name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered)
+        return self._register(function, name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered, option_names)
 
     def _register(
         self,
@@ -87,6 +90,7 @@ class Handlers:
         permit: str,
         capacity: int,
         ordered: bool,
+        option_names: bool,
     ) -> Handler:
         own = name or f"{function.__module__}.{function.__qualname__}"
         problems = _problems(function, own, queue, effects, attempts, delay, max_delay, capacity)
@@ -99,6 +103,11 @@ class Handlers:
             attempts=DEFAULT_ATTEMPTS[kind] if attempts is None else attempts, delay_ms=int(delay * 1000), max_delay_ms=int(max_delay * 1000), permit_capacity=capacity,
         )  # fmt: skip
         handler = Handler(function, HandlerSpec(name=own, queue=queue, effects=kind, policy=policy, permit=permit, ordered=ordered))
+        if handler.taken_names and not option_names:
+            raise ConfigurationError(
+                f"handler {own!r}: submit() would take its parameters {', '.join(handler.taken_names)} for options of its own: name them otherwise, or declare "
+                "option_names=True and submit with submit_with(handler, args, kwargs, key=..., options=Options(...))"
+            )
         self.registry.add(handler)
         return handler
 

@@ -46,7 +46,7 @@ DRAIN_SECONDS = 20.0
 
 def queues_of(registry: HandlerRegistry, given: tuple[str, ...]) -> tuple[str, ...]:
     """Queues to serve: those given, else those of the handlers."""
-    return given or tuple(sorted({registry.get(n).spec.queue for n in registry.names()}))
+    return given or registry.queues()
 
 
 class TaskProcess:
@@ -79,7 +79,7 @@ class TaskProcess:
         self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set)
         settings = HostSettings(
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
-            poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH,
+            poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
         )  # fmt: skip
         self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings)
         coordinator = Coordinator(

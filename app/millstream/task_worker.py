@@ -52,7 +52,7 @@ class TaskWorker:
         self._installation = installation
         self._handlers = handlers
         self._slots = slots
-        self._queues = queues or tuple(sorted({registry.get(n).spec.queue for n in registry.names()}))
+        self._queues = queues or registry.queues()
         self._namespace = namespace
         self._name = name
         self._wake = threading.Event()
@@ -69,6 +69,7 @@ class TaskWorker:
         settings = HostSettings(
             name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,
             margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, slots=self._slots, prefetch=self._slots * 50,
+            told=self._handlers.registry.entries(),
         )  # fmt: skip
         self._host = TaskHost(self.database, self._pool, clock, ids, chance, settings)
         sweep = TaskSweep(self.database, clock, chance, inst.lease_ms, inst.lease_ms // 10)

@@ -32,8 +32,9 @@ from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
 from millstream_schema.store import settling, tasks
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import check_schema
-from millstream_tasks.durable.handlers import Handler, HandlerRegistry
+from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
 
+from .catalogue import Catalogue, require_options_apart
 from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
@@ -77,8 +78,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class Tasks:
     """The durable tasks of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
-    ``handlers``: needed by :meth:`submit` only. ``actor``: who acts, kept with what is done. ``changed``: set by who knows that a task moved; waiting then looks at once.
-    ``wake``: told of the queue after each submission; it may neither wait nor fail.
+    ``handlers``: what they do not hold is submitted by name, checked against what workers told of themselves. ``actor``: who acts, kept with what is done.
+    ``changed``: set by who knows that a task moved; waiting then looks at once. ``wake``: told of the queue after each submission; it may neither wait nor fail.
     Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
     """
 
@@ -106,6 +107,7 @@ class Tasks:
         self.database = database or Database(
             installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
         )
+        self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._changed = changed or threading.Event()
         self._wake = wake
         try:
@@ -141,6 +143,7 @@ class Tasks:
     def submit(
         self,
         handler: str | Handler,
+        /,
         *args: Any,
         key: str = "",
         business_key: str = "",
@@ -159,6 +162,8 @@ class Tasks:
         from now within which it must end. ``priority``: each unit is worth a second of waiting. Raises TaskInvalid, UnknownHandler, TaskConflict (the key is known
         with other content), StoreUnavailable.
         """
+        form = self._catalogue.form(handler)
+        require_options_apart(form, "submit()")
         options = Options(
             queue=queue, priority=priority, delay_s=delay, due_at=due_at, start_by_s=start_by, deadline_s=deadline, business_key=business_key,
             permit=permit,
@@ -175,7 +180,7 @@ class Tasks:
         options: Options | None = None,
     ) -> Receipt:
         """As :meth:`submit`, arguments and options kept apart: for handlers whose parameters are named like options, and for callers that pass on what they were given."""
-        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        found = self._form(handler, options)
         new = found.request(
             self.namespace,
             self._ids.new("task", 10),
@@ -195,9 +200,9 @@ class Tasks:
 
     def submit_many(self, handler: str | Handler, items: Sequence[Item]) -> list[Receipt | Refusal]:
         """Accept many in one transaction; an answer for each, in the order given. What is refused holds up no other. Raises UnknownHandler, StoreUnavailable."""
-        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        self._catalogue.form(handler)
         return self.accept(
-            [Request(handler=found, args=i.args, kwargs=i.kwargs, key=i.key, options=i.options, origin="batch") for i in items]
+            [Request(handler=handler, args=i.args, kwargs=i.kwargs, key=i.key, options=i.options, origin="batch") for i in items]
         )
 
     def accept(self, requests: Sequence[Request]) -> list[Receipt | Refusal]:
@@ -206,8 +211,7 @@ class Tasks:
         news: dict[int, NewTask] = {}
         for at, request in enumerate(requests):
             try:
-                handler = request.handler if isinstance(request.handler, Handler) else self._registry.get(request.handler)
-                news[at] = handler.request(
+                news[at] = self._form(request.handler, request.options).request(
                     self.namespace,
                     self._ids.new("task", 10),
                     request.key,
@@ -226,6 +230,12 @@ class Tasks:
             for queue in {n.queue for n in news.values()}:
                 self._wake(queue)
         return [answers[at] for at in range(len(requests))]
+
+    def _form(self, handler: str | Handler, options: Options | None) -> Form:
+        """What the request must look like. Raises UnknownHandler, UnknownQueue."""
+        if options is not None:
+            self._catalogue.require_queue(options.queue)
+        return self._catalogue.form(handler)
 
     # -- looking
 

@@ -13,10 +13,11 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── JobConflict               the operation does not fit the job's present state
     ├── JobFailed                 a job that was waited for ended as FAILED
     ├── TaskInvalid               a durable task's arguments or options are wrong; nothing was stored
+    │   └── UnknownQueue          no handler declares the queue and no worker serves it
     ├── TaskConflict              the key is known with other content; names both digests
     ├── TaskNotFound
     ├── TaskFailed                a task that was waited for did not succeed; ``state`` and ``cause`` say how
-    ├── UnknownHandler            no handler of that name is registered
+    ├── UnknownHandler            no handler of that name is registered here, nor told of by a worker
     ├── ReviewConflict            a review's decision does not fit the task's present state
     ├── FingerprintMismatch       a node rebuilt another plan than was submitted
     ├── CodecError
@@ -84,6 +85,10 @@ class TaskInvalid(MillstreamError):
     """A durable task's arguments or options are wrong. Nothing was stored."""
 
 
+class UnknownQueue(TaskInvalid):
+    """No handler declares this queue and no worker session serves it; the message names what is known nearby. Nothing was stored."""
+
+
 class TaskConflict(MillstreamError):
     """The key is known with other arguments or options; the message holds both digests."""
 
@@ -103,7 +108,7 @@ class TaskFailed(MillstreamError):
 
 
 class UnknownHandler(MillstreamError):
-    """No handler of that name is registered in this process."""
+    """No handler of that name is registered in this process or, where that is looked at, told of by a worker."""
 
 
 class ReviewConflict(MillstreamError):

@@ -25,6 +25,10 @@ DIGEST_RULE = 1
 PRIORITIES = range(-1000, 1001)
 LONGEST_DELAY_S = 10 * 365 * 86_400
 NO_TYPES = TypeRegistry()
+OPTION_NAMES = frozenset({
+    "args", "kwargs", "options", "key", "business_key", "delay", "due_at", "start_by", "deadline", "priority", "queue", "permit", "session",
+})  # fmt: skip
+"""What ``submit`` and its like call their own options: a handler's parameter of such a name would be taken for one."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 

@@ -58,6 +58,7 @@ class Tables:
     # deliveries
 
     # finding
+    handler: Table
 
 
 @cache

@@ -106,7 +106,7 @@ class TaskContext:
     def permit_seq(self) -> int:
         return self._task.permit_seq
 
-    def submit(self, handler: str | Handler, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
+    def submit(self, handler: str | Handler, /, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
         """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""
         found = handler if isinstance(handler, Handler) else self._registry.get(handler)
         task_id = self._ids.new("task", 10)

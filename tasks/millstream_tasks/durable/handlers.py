@@ -11,40 +11,30 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import pydantic
 
+from millstream_schema.durable.catalogue import HandlerEntry, Parameter, entry
 from millstream_schema.durable.records import NewTask
-from millstream_schema.durable.requests import HandlerSpec, Options, encode_arguments, new_task
+from millstream_schema.durable.requests import OPTION_NAMES, HandlerSpec, Options, encode_arguments, new_task
 from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
+
+from .shapes import Check, check_of, described
 
 CONTEXT = "ctx"
 """A first parameter of this name gets the attempt's context."""
 
 
-class Handler:
-    """One registered function. Calling it calls the function, as if it were not registered."""
+class Form:
+    """What a request for one handler must look like. By object it comes from the function, by name from what workers told of it."""
 
-    def __init__(self, function: Callable[..., Any], spec: HandlerSpec) -> None:
-        self.function = function
+    def __init__(self, spec: HandlerSpec, signature: inspect.Signature, checks: Mapping[str, Check]) -> None:
         self.spec = spec
-        signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())
-        self.wants_context = bool(parameters) and parameters[0].name == CONTEXT
-        self._signature = signature.replace(parameters=parameters[1:] if self.wants_context else parameters)
-        try:
-            hints = get_type_hints(function, include_extras=True)
-        except (NameError, TypeError) as exc:
-            raise ConfigurationError(f"handler {spec.name!r}: an annotation cannot be resolved: {exc}") from exc
-        config = pydantic.ConfigDict(hide_input_in_errors=True)
-        try:
-            self._adapters = {
-                name: pydantic.TypeAdapter(hints[name], config=None if _has_config(hints[name]) else config)
-                for name in self._signature.parameters
-                if name in hints
-            }
-        except pydantic.PydanticUserError as exc:
-            raise ConfigurationError(f"handler {spec.name!r}: an annotation cannot be checked: {exc.message}") from exc
+        self._signature = signature
+        self._checks = checks
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+    @property
+    def taken_names(self) -> tuple[str, ...]:
+        """Parameters that ``submit`` would take for options of its own."""
+        alone = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return tuple(p.name for p in self._signature.parameters.values() if p.name in OPTION_NAMES and p.kind not in alone)
 
     def request(
         self,
@@ -77,15 +67,62 @@ class Handler:
             raise TaskInvalid(f"handler {self.spec.name!r}: {exc}") from exc
         problems = []
         for name, value in bound.arguments.items():
-            adapter = self._adapters.get(name)
-            if adapter is not None and self._plain(name):
+            check = self._checks.get(name)
+            if check is not None and self._plain(name):
                 try:
-                    bound.arguments[name] = adapter.dump_python(adapter.validate_python(value))
+                    bound.arguments[name] = check(value)
                 except pydantic.ValidationError as exc:
                     problems += [f"{name}: {e['msg']}" for e in exc.errors(include_input=False, include_url=False)]
         if problems:
             raise TaskInvalid(f"handler {self.spec.name!r}: " + "; ".join(problems))
         return bound
+
+    def _plain(self, name: str) -> bool:
+        kind = self._signature.parameters[name].kind
+        return kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Handler(Form):
+    """One registered function. Calling it calls the function, as if it were not registered."""
+
+    def __init__(self, function: Callable[..., Any], spec: HandlerSpec) -> None:
+        self.function = function
+        parameters = list(inspect.signature(function).parameters.values())
+        self.wants_context = bool(parameters) and parameters[0].name == CONTEXT
+        signature = inspect.signature(function).replace(parameters=parameters[1:] if self.wants_context else parameters)
+        try:
+            hints = get_type_hints(function, include_extras=True)
+        except (NameError, TypeError) as exc:
+            raise ConfigurationError(f"handler {spec.name!r}: an annotation cannot be resolved: {exc}") from exc
+        config = pydantic.ConfigDict(hide_input_in_errors=True)
+        try:
+            self._adapters = {
+                name: pydantic.TypeAdapter(hints[name], config=None if _has_config(hints[name]) else config)
+                for name in signature.parameters
+                if name in hints
+            }
+        except pydantic.PydanticUserError as exc:
+            raise ConfigurationError(f"handler {spec.name!r}: an annotation cannot be checked: {exc.message}") from exc
+        super().__init__(spec, signature, {name: _check(adapter) for name, adapter in self._adapters.items()})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def entry(self) -> HandlerEntry:
+        """What a worker tells of it."""
+        empty = inspect.Parameter.empty
+        return entry(
+            self.spec,
+            [
+                Parameter(
+                    name=p.name,
+                    kind=p.kind.name,
+                    required=p.default is empty and self._plain(p.name),
+                    schema=described(self._adapters[p.name]) if p.name in self._adapters else {},
+                )
+                for p in self._signature.parameters.values()
+            ],
+        )
 
     def decode(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Stored arguments as the function's annotations want them. Raises TaskInvalid when the function has changed meanwhile."""
@@ -99,9 +136,21 @@ class Handler:
             raise TaskInvalid(f"handler {self.spec.name!r} does not take the arguments it was submitted with: {exc}") from exc
         return bound.args, bound.kwargs
 
-    def _plain(self, name: str) -> bool:
-        kind = self._signature.parameters[name].kind
-        return kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+def _check(adapter: pydantic.TypeAdapter[Any]) -> Check:
+    return lambda value: adapter.dump_python(adapter.validate_python(value))
+
+
+def form_of(told: HandlerEntry) -> Form:
+    """The form of a handler whose code is not here."""
+    parameters = [
+        inspect.Parameter(
+            p.name, inspect._ParameterKind[p.kind], default=inspect.Parameter.empty if p.required or p.kind.startswith("VAR_") else None
+        )
+        for p in told.shape()
+    ]
+    checks = {p.name: check for p in told.shape() if (check := check_of(p.schema)) is not None}
+    return Form(told.spec(), inspect.Signature(parameters), checks)
 
 
 def _has_config(kind: Any) -> bool:
@@ -129,6 +178,9 @@ class HandlerRegistry:
             raise ConfigurationError(f"two handlers are named {name!r}: give one of them another name")
         self._handlers[name] = handler
 
+    def find(self, name: str) -> Handler | None:
+        return self._handlers.get(name)
+
     def get(self, name: str) -> Handler:
         """Raises UnknownHandler."""
         found = self._handlers.get(name)
@@ -139,3 +191,11 @@ class HandlerRegistry:
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._handlers))
+
+    def queues(self) -> tuple[str, ...]:
+        """Queues that handlers declare."""
+        return tuple(sorted({h.spec.queue for h in self._handlers.values()}))
+
+    def entries(self) -> tuple[HandlerEntry, ...]:
+        """What a worker tells of them."""
+        return tuple(self._handlers[name].entry() for name in self.names())

@@ -11,12 +11,13 @@ from collections import deque
 import msgspec
 import structlog
 
+from millstream_schema.durable.catalogue import HandlerEntry, Served
 from millstream_schema.durable.outcomes import AnyOutcome, Killed, Unfit, Unstarted
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.errors import CommitUnknown, StoreError, StoreUnavailable
 from millstream_schema.ports import Chance, Clock, Ids
-from millstream_schema.store import claims, registry, settling
+from millstream_schema.store import catalogue, claims, registry, settling
 from millstream_schema.store.claims import Claimed
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer, Settlement
@@ -45,7 +46,7 @@ AGAIN = 0.2
 
 class HostSettings(msgspec.Struct, frozen=True):
     """``slots``: of the pool. ``prefetch``: short tasks held beyond the free slots, at most. ``settle_ms``: how long an end waits for others to be written with.
-    ``poll_ms``: longest pause between looks."""
+    ``poll_ms``: longest pause between looks. ``told``: what this worker tells of its handlers, for those who submit by name."""
 
     name: str
     queues: tuple[str, ...]
@@ -57,6 +58,7 @@ class HostSettings(msgspec.Struct, frozen=True):
     poll_ms: int = 1_000
     prefetch: int = 0
     settle_ms: int = 5
+    told: tuple[HandlerEntry, ...] = ()
 
 
 class _Held(msgspec.Struct):
@@ -177,7 +179,8 @@ class TaskHost:
             return
         s = self._settings
         session = self._ids.new("session", 10)
-        self._db.run(lambda tx: registry.register_node(tx, session, s.name, 0, s.lease_ms * 1000, "{}"))
+        served = Served(s.queues, dict.fromkeys(s.handlers, "") | {e.name: e.version for e in s.told})
+        self._db.run(lambda tx: catalogue.enter(tx, session, s.name, s.lease_ms * 1000, served, s.told))
         self.session = session
         self._valid_from(now)
         self._look_at = 0.0

@@ -15,6 +15,7 @@ TABLES = (
     # admission
     # deliveries
     # finding
+    "handler",
 )
 TASK_COLUMNS = ("marker", "ending", "error_class")
 TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i")
