@@ -18,6 +18,8 @@ from millstream_schema.store.database import Database
 log = structlog.get_logger(__name__)
 CHUNK = 200
 CHUNKS = 50
+BLOCKERS = 200
+"""Reasons for which tasks are parked that one sweep looks at."""
 HELD = 5.0
 """Seconds an item whose handling failed is left alone."""
 
@@ -33,6 +35,7 @@ class TaskSweep:
         self._margin_us = margin_ms * 1000
         self._seen: tuple[int, float] | None = None
         self._held: dict[str, float] = {}
+        self._after = ""
         self.guarded = False
         self.set_aside = 0
 
@@ -62,13 +65,12 @@ class TaskSweep:
                 break
 
     def _permits(self) -> None:
-        """The next in line of a free permit may have been passed over while somebody held its row."""
-        after = ""
-        while True:
-            found = self._db.read(lambda tx, a=after: permits.next_blocker(tx, a))  # type: ignore[misc]
+        """The next in line of a free permit may have been passed over while somebody held its row. So many at once; the next sweep goes on where this one stopped."""
+        for _ in range(BLOCKERS):
+            found = self._db.read(lambda tx: permits.next_blocker(tx, self._after))
+            self._after = found or ""
             if found is None:
                 return
-            after = found
             self._each(f"permit {found}", lambda p=found: self._permit(p))  # type: ignore[misc]
 
     def _permit(self, permit: str) -> None:

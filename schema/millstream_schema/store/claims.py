@@ -7,19 +7,18 @@ index it walks. What must never happen here: a task given to two sessions; a cla
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.decisions import Decision, expired, on_due
-from ..durable.records import Policy, TaskRow
+from ..durable.decisions import on_due
+from ..durable.records import TaskRow
 from ..durable.states import Effects, TaskState
 from ..states import NodeState
-from . import permits
 from .columns import not_empty
 from .database import Query, Transaction
 from .rows import to
+from .selection import select
 from .tables import Tables
 from .tasks import apply, by_permit
 
@@ -28,23 +27,17 @@ LANES = 200
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """What a claim gave. ``next_us``: the database's time when the next waiting task is due; ``now_us``: its time now."""
+    """What a claim gave. ``next_us``: the database's time when the next waiting task is due; ``now_us``: its time now; ``more``: another claim at once may find some."""
 
     tasks: list[TaskRow]
     now_us: int
     next_us: int | None
+    more: bool = False
 
 
 def _session(t: Tables) -> sa.Select[tuple[int]]:
     n = t.node
     return sa.select(n.c.expires_us).where(n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE).with_for_update()
-
-
-def _candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
-    c = t.task.c
-    handlers: sa.BindParameter[Any] = sa.bindparam("handlers", expanding=True)
-    where = [c.ready_lane == sa.bindparam("lane"), c.handler.in_(handlers)]
-    return sa.select(t.task).where(*where).order_by(c.rank, c.id).limit(sa.bindparam("count")).with_for_update(skip_locked=True)
 
 
 def _give(t: Tables) -> sa.Update:
@@ -59,7 +52,6 @@ def _give(t: Tables) -> sa.Update:
 
 
 _SESSION = Query(_session)
-_CANDIDATES = Query(_candidates)
 _GIVE = Query(_give)
 _OF_CLAIM = Query(
     lambda t: (
@@ -130,12 +122,8 @@ def claim(
         before = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
         if before:
             return Claimed([t for t in before if t.state.held], now, next_wake(tx))
-    wanted: list[TaskRow] = []
-    for lane, count in sorted(shares.items()):
-        if count > 0 and handlers:
-            wanted += [to(TaskRow, r) for r in tx.rows(_CANDIDATES, lane=lane, handlers=list(handlers), count=count)]
-    granted = _permitted(tx, _in_time(tx, wanted, now))
-    granted.sort(key=lambda t: (t.rank, t.id))
+    found = select(tx, shares, handlers, now)
+    granted = found.tasks
     begun = {t.id for t in granted[:starting] if t.effects is not Effects.EXTERNAL}
     given: list[TaskRow] = []
     for state, started in ((TaskState.RUNNING, 1), (TaskState.DISPATCHED, 0)):
@@ -152,58 +140,7 @@ def claim(
             ]
     given.sort(key=lambda t: (t.rank, t.id))
     full = len(given) >= sum(shares.values()) > 0
-    return Claimed(given, now, None if full else next_wake(tx))
-
-
-def _in_time(tx: Transaction, tasks: list[TaskRow], now: int) -> list[TaskRow]:
-    """Those that may still start; the others expire here."""
-    kept = []
-    for task in tasks:
-        cause = expired(task, now)
-        if cause:
-            apply(tx, task, Decision(state=TaskState.EXPIRED, cause=cause), now)
-        else:
-            kept.append(task)
-    return kept
-
-
-def _permitted(tx: Transaction, tasks: list[TaskRow]) -> list[TaskRow]:
-    """Those whose permit is granted, or that need none; the others are parked. Permits are locked in the order of their ids."""
-    free = [t for t in tasks if not t.permit]
-    needing: dict[str, list[TaskRow]] = {}
-    for task in tasks:
-        if task.permit:
-            needing.setdefault(task.permit_id, []).append(task)
-    for permit_id in sorted(needing):
-        free += _granted(tx, permit_id, sorted(needing[permit_id], key=lambda t: (t.rank, t.id)))
-    return free
-
-
-def _granted(tx: Transaction, permit_id: str, tasks: list[TaskRow]) -> list[TaskRow]:
-    """Of the tasks that want one permit, in order, those that get it."""
-    permit = permits.lock(tx, permit_id)
-    if permit is None:
-        permits.ensure(tx, permit_id, msgspec.json.decode(tasks[0].policy, type=Policy).permit_capacity)
-        permit = permits.lock(tx, permit_id)
-        assert permit is not None
-    kept = [t for t in tasks if t.permit_held]
-    room = 0 if permit.paused else permit.capacity - permit.held
-    waiting = [t for t in tasks if not t.permit_held]
-    if any(t.ordered for t in waiting) and room > 0:
-        first = permits.first_in_line(tx, permit.namespace, permit.key, room)
-        waiting = [t for t in waiting if t.id in first or not t.ordered]
-    given = waiting[: max(0, room)]
-    refused = [t.id for t in tasks if not t.permit_held and t not in given]
-    permits.park(tx, permit_id, refused)
-    if len(given) < room and refused:
-        permits.unpark(tx, permit_id, room - len(given))
-    seq = permits.take(tx, permit, len(given), len(kept)) if given or kept else 0
-    result = []
-    for offset, task in enumerate([*kept, *given]):
-        t = tx.t.task
-        tx.update(t, t.c.id == task.id, t.c.state == TaskState.READY, permit_held=1, permit_seq=seq + offset)
-        result.append(msgspec.structs.replace(task, permit_held=1, permit_seq=seq + offset, rev=task.rev + 1))
-    return result
+    return Claimed(given, now, None if full else next_wake(tx), found.more)
 
 
 def next_wake(tx: Transaction) -> int | None:

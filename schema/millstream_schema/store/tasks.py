@@ -18,7 +18,7 @@ from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lan
 from ..durable.states import TaskState, may_become
 from .columns import not_empty
 from .database import Query, Transaction
-from .permits import release
+from .permits import refill, release
 from .rows import to
 from .tables import Tables
 
@@ -199,6 +199,8 @@ def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, **extra:
         raise AssertionError(f"task {task.id} changed under its lock")
     if task.permit_held and not keeps:
         release(tx, task.permit_id)
+    elif task.ordered and task.state is TaskState.READY and not task.permit_held:
+        refill(tx, task.permit_id)  # it may have been first in its line, and others wait behind it
 
 
 def keep_attempt(

@@ -259,7 +259,10 @@ class TaskHost:
         self._more = len(claimed.tasks) >= room
         if claimed.tasks:
             self._pause = FIRST_PAUSE
-            self._look_at = now + self._pause
+            self._look_at = now if claimed.more else now + self._pause
+            return
+        if claimed.more:  # what stood in front was blocked and is out of the way
+            self._look_at = now
             return
         self._lanes_until = min(self._lanes_until, now + self._pause)  # there may be lanes that are not known yet
         self._pause = min(self._pause * 2, s.poll_ms / 1000)
