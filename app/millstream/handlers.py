@@ -13,16 +13,53 @@ Made when the user's module is imported, given to clients and workers. What must
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, overload
 
-from millstream_schema.durable.records import Policy
-from millstream_schema.durable.requests import HANDLER, NAME, HandlerSpec
+from millstream_schema.durable.records import Policy, Receipt
+from millstream_schema.durable.requests import HANDLER, NAME, HandlerSpec, Options
 from millstream_schema.durable.states import Effects
 from millstream_schema.errors import ConfigurationError
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
 
+from .celery_options import translated
+
+
+class Submitter(Protocol):
+    """The client that ``.delay()`` and ``.apply_async()`` submit by: :class:`millstream.Tasks`."""
+
+    def submit_with(
+        self,
+        handler: str | Handler,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        key: str = "",
+        options: Options | None = None,
+    ) -> Receipt: ...
+
+
 DEFAULT_ATTEMPTS = {Effects.IDEMPOTENT: 5, Effects.TRANSACTIONAL: 5, Effects.EXTERNAL: 1}
+
+
+class DurableHandler(Handler):
+    """A registered function with Celery's calling conventions. Calling it calls the function."""
+
+    def __init__(self, function: Callable[..., Any], spec: HandlerSpec, home: Handlers) -> None:
+        super().__init__(function, spec)
+        self._home = home
+
+    def delay(self, *args: Any, **kwargs: Any) -> Receipt:
+        """Submit by the client the handlers are bound to. Raises TaskInvalid, StoreUnavailable, ConfigurationError (no client is bound)."""
+        return self._home.client.submit_with(self, args, kwargs)
+
+    def apply_async(self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any) -> Receipt:
+        """Likewise, with Celery's options: ``countdown``, ``eta``, ``expires``, ``task_id`` (the key), ``queue``, ``priority``, and ``key``, ``business_key``, ``deadline``.
+
+        Raises TaskInvalid naming each option that cannot be honoured (``link``, ``link_error``, ``chord`` …) and what to use instead; TaskConflict.
+        """
+        found = translated(options)
+        return self._home.client.submit_with(self, tuple(args or ()), kwargs, key=found.key, options=found.options)
 
 
 class Handlers:
@@ -30,9 +67,23 @@ class Handlers:
 
     def __init__(self) -> None:
         self.registry = HandlerRegistry()
+        self._client: Submitter | None = None
+
+    def bind(self, client: Submitter) -> None:
+        """Have ``.delay()`` and ``.apply_async()`` of these handlers submit by ``client``. :meth:`millstream.Millstream.tasks` does it."""
+        self._client = client
+
+    @property
+    def client(self) -> Submitter:
+        """Raises ConfigurationError when none is bound."""
+        if self._client is None:
+            raise ConfigurationError(
+                "these handlers have no client to submit by: call millstream.tasks(handlers), or handlers.bind(Tasks(...))"
+            )
+        return self._client
 
     @overload
-    def task(self, function: Callable[..., Any], /) -> Handler: ...
+    def task(self, function: Callable[..., Any], /) -> DurableHandler: ...
 
     @overload
     def task(
@@ -48,7 +99,7 @@ class Handlers:
         capacity: int = 1,
         ordered: bool = False,
         option_names: bool = False,
-    ) -> Callable[[Callable[..., Any]], Handler]: ...
+    ) -> Callable[[Callable[..., Any]], DurableHandler]: ...
 
     def task(
         self,
@@ -64,7 +115,7 @@ class Handlers:
         capacity: int = 1,
         ordered: bool = False,
         option_names: bool = False,
-    ) -> Handler | Callable[[Callable[..., Any]], Handler]:
+    ) -> DurableHandler | Callable[[Callable[..., Any]], DurableHandler]:
         """Register a function; used with or without options.
 
         ``effects``: what repeating it would do: ``idempotent`` | ``transactional`` | ``external`` (the default: it is never repeated by itself).
@@ -91,7 +142,7 @@ class Handlers:
         capacity: int,
         ordered: bool,
         option_names: bool,
-    ) -> Handler:
+    ) -> DurableHandler:
         own = name or f"{function.__module__}.{function.__qualname__}"
         problems = _problems(function, own, queue, effects, attempts, delay, max_delay, capacity)
         if ordered and not permit:
@@ -102,7 +153,9 @@ class Handlers:
         policy = Policy(
             attempts=DEFAULT_ATTEMPTS[kind] if attempts is None else attempts, delay_ms=int(delay * 1000), max_delay_ms=int(max_delay * 1000), permit_capacity=capacity,
         )  # fmt: skip
-        handler = Handler(function, HandlerSpec(name=own, queue=queue, effects=kind, policy=policy, permit=permit, ordered=ordered))
+        handler = DurableHandler(
+            function, HandlerSpec(name=own, queue=queue, effects=kind, policy=policy, permit=permit, ordered=ordered), self
+        )
         if handler.taken_names and not option_names:
             raise ConfigurationError(
                 f"handler {own!r}: submit() would take its parameters {', '.join(handler.taken_names)} for options of its own: name them otherwise, or declare "

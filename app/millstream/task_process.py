@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 import threading
 from typing import Any
@@ -32,10 +33,12 @@ from millstream_tasks.opening import open_storage
 from millstream_tasks.task_main import load_handlers
 
 from .installation import Installation
+from .intake import Intake
 from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_through_celery, log_to_stderr
 from .messages import TaskMessages
 from .node_process import celery_application
+from .tasks import Tasks
 
 log = structlog.get_logger("millstream.task_process")  # not __name__: this module is run as __main__
 PREFETCH = 200
@@ -64,6 +67,8 @@ class TaskProcess:
         queues: tuple[str, ...],
         drain: float = DRAIN_SECONDS,
         messages: TaskMessages | None = None,
+        namespace: str = "default",
+        intake: socket.socket | None = None,
     ) -> None:
         self._drain = drain
         self._messages = messages
@@ -75,6 +80,8 @@ class TaskProcess:
         self._database.check_durability()
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        client = Tasks(i, registry, namespace, clock=clock, ids=ids, database=self._database, wake=self._submitted)
+        self._intake = None if intake is None else Intake(intake, client)
         boot = TaskBoot(handlers, celery, max(100, i.lease_ms // 10))
         self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set)
         settings = HostSettings(
@@ -96,6 +103,8 @@ class TaskProcess:
         thread.start()
         if self._messages is not None:
             self._messages.listen(self._queues, self.woken)
+        if self._intake is not None:
+            self._intake.start()
         log.info("task process started", queues=self._queues, pid=os.getpid())
         parent = os.getppid()
         try:
@@ -103,6 +112,8 @@ class TaskProcess:
                 self._step()
             self._end()
         finally:
+            if self._intake is not None:
+                self._intake.close()
             self._coordinator.stop()
             thread.join(5)
             self._pool.close()
@@ -119,6 +130,13 @@ class TaskProcess:
         """There may be work. Thread-safe."""
         self._host.wake()
         self._wake.set()
+
+    def _submitted(self, queue: str) -> None:
+        """A message became a task: this worker looks at once, if it is one of its queues; others are told."""
+        if queue in self._queues:
+            self.woken()
+        if self._messages is not None:
+            self._messages.wake(queue)
 
     def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
         self._host.ended(task, fence, outcome, submits, seconds)
@@ -155,6 +173,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--queue", action="append", default=[])
     parser.add_argument("--drain", type=float, default=DRAIN_SECONDS)
+    parser.add_argument("--namespace", default="default")
+    parser.add_argument("--messages", type=int, default=-1, help="descriptor of the socket over which plain Celery messages come")
     parser.add_argument("--celery", default="", help="module:attribute of the Celery application whose broker carries wake-ups")
     args = parser.parse_args(argv)
     log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
@@ -167,7 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         registry = load_handlers(args.handlers)
         process = TaskProcess(
             installation, registry, handlers=args.handlers, celery=args.celery, name=args.name, processes=args.processes, queues=tuple(args.queue),
-            drain=args.drain, messages=None if app is None else TaskMessages(app, installation.prefix),
+            drain=args.drain, messages=None if app is None else TaskMessages(app, installation.prefix), namespace=args.namespace,
+            intake=None if args.messages < 0 else socket.socket(fileno=args.messages),
         )  # fmt: skip
         ended_with_signals(process.stop)
         ended_with_stdin(process.stop)

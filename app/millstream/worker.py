@@ -17,13 +17,17 @@ from typing import Any
 from celery import Celery, bootsteps
 
 from millstream_schema.errors import ConfigurationError
+from millstream_tasks.task_main import load_handlers
 
+from .celery_tasks import register
 from .handlers import Handlers
 from .installation import Installation
+from .intake import IntakeLink, SelfPipe
 from .messages import ADVANCE, TICK, TaskMessages, coordinator_queue
 from .tasks import Tasks
 
 log = logging.getLogger(__name__)  # Celery's own set-up shows it: this runs inside the worker
+TASK_PROCESS = "millstream.task_process"
 RESTART_PAUSE = 1.0
 LONGEST_PAUSE = 8.0
 
@@ -33,7 +37,8 @@ class Millstream:
 
     ``celery_app``: where the processes beside a worker find it again (``module:attribute``). ``pipelines``, ``handlers``: likewise the Pipelines object (stream jobs) and the
     Handlers object (durable tasks); at least one. ``slots``: subtasks per worker. ``processes``: handlers at once per worker (its concurrency, if not given);
-    ``queues``: which it serves (those of its handlers). ``drain``: seconds a shut-down waits for running handlers. ``tick``: seconds between beat's ticks.
+    ``queues``: which it serves (those of its handlers). ``namespace``: whose tasks :meth:`tasks` and plain Celery
+    messages submit. ``drain``: seconds a shut-down waits for running handlers. ``tick``: seconds between beat's ticks.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Millstream:
         queues: tuple[str, ...] = (),
         drain: float = 20.0,
         tick: float = 5.0,
+        namespace: str = "default",
     ) -> None:
         if slots < 0 or tick <= 0:
             raise ConfigurationError(f"slots must not be negative and tick must be positive, not {slots} and {tick}")
@@ -67,17 +73,20 @@ class Millstream:
         self.processes = processes
         self.queues = queues
         self.drain = drain
+        self.namespace = namespace
+        self.intake = IntakeLink()
+        self._pipe: SelfPipe | None = None
         self._install(tick)
 
     def _install(self, tick: float) -> None:
         app = self.app
         queue = coordinator_queue(self.installation.prefix)
 
-        @app.task(name=TICK, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
+        @app.task(name=TICK, ignore_result=True, shared=False)  # type: ignore[untyped-decorator]  # Celery has no types
         def millstream_tick() -> None:
             """Nothing to do in a task pool: the coordinator's lane of a node process takes it."""
 
-        @app.task(name=ADVANCE, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
+        @app.task(name=ADVANCE, ignore_result=True, shared=False)  # type: ignore[untyped-decorator]  # Celery has no types
         def millstream_advance(job: str) -> None:
             """Nothing to do in a task pool: the coordinator's lane of a node process takes it."""
 
@@ -86,6 +95,25 @@ class Millstream:
         entry = {"task": TICK, "schedule": tick, "options": {"queue": queue, "expires": 60.0, "ignore_result": True}}
         app.conf.beat_schedule = {**(app.conf.beat_schedule or {}), "millstream-tick": entry}
         app.steps["worker"].add(self._step())
+        if self.handlers:
+            app.on_after_finalize.connect(self._offer, weak=False)
+
+    def _offer(self, **_sender: Any) -> None:
+        """Make the handlers known as Celery tasks, where their module can be imported by now; a worker insists on it when it starts."""
+        try:
+            self.register()
+        except ConfigurationError as exc:
+            log.debug("handlers are not registered as Celery tasks yet: %s", exc)
+
+    def register(self) -> None:
+        """Make every handler a Celery task of its name. Raises ConfigurationError: the handlers cannot be loaded, or a plain task has the name of one."""
+        register(self.app, load_handlers(self.handlers), self)
+
+    def intake_pipe(self, make: Callable[[], SelfPipe]) -> SelfPipe:
+        """The one that wakes this process's event loop when messages were answered."""
+        if self._pipe is None:
+            self._pipe = make()
+        return self._pipe
 
     def _step(self) -> type[bootsteps.StartStopStep]:
         outer = self
@@ -100,8 +128,11 @@ class Millstream:
                 self.keepers: list[NodeKeeper] = []
 
             def start(self, worker: Any) -> None:
+                if outer.handlers:
+                    outer.register()
                 for command in outer.commands(str(worker.hostname), int(worker.concurrency or 1)):
-                    keeper = NodeKeeper(command, outer.installation.environment())
+                    intake = outer.intake if TASK_PROCESS in command else None
+                    keeper = NodeKeeper(command, outer.installation.environment(), intake=intake)
                     self.keepers.append(keeper)
                     keeper.start()
 
@@ -127,22 +158,31 @@ class Millstream:
             served = [part for queue in self.queues for part in ("--queue", queue)]
             found.append(
                 [
-                    sys.executable, "-m", "millstream.task_process", "--handlers", self.handlers, "--name", hostname,
+                    sys.executable, "-m", TASK_PROCESS, "--namespace", self.namespace, "--handlers", self.handlers, "--name", hostname,
                     "--processes", str(self.processes or concurrency), "--drain", str(self.drain), "--celery", self.celery_app, *served,
                 ]
             )  # fmt: skip
         return found
 
-    def tasks(self, handlers: Handlers, namespace: str = "default", *, actor: str = "") -> Tasks:
-        """A client whose submissions wake the workers. One for a process, made once: it keeps connections."""
+    def tasks(self, handlers: Handlers, *, actor: str = "") -> Tasks:
+        """A client whose submissions wake the workers; the handlers' ``.delay()`` and ``.apply_async()`` submit by it. One for a process, made once: it keeps connections."""
         messages = TaskMessages(self.app, self.installation.prefix)
-        return Tasks(self.installation, handlers, namespace, actor=actor, wake=messages.wake)
+        client = Tasks(self.installation, handlers, self.namespace, actor=actor, wake=messages.wake)
+        handlers.bind(client)
+        return client
 
 
 class NodeKeeper:
     """Keeps one node process running: started again a second after it died, ended through its pipe."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], started: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        started: Callable[[int], None] | None = None,
+        intake: IntakeLink | None = None,
+    ) -> None:
+        self._intake = intake
         self._command = command
         self._environment = {**os.environ, **environment}
         self._started = started
@@ -155,7 +195,16 @@ class NodeKeeper:
         self._thread.start()
 
     def _spawn(self) -> None:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, env=self._environment, start_new_session=True)
+        command, fds = self._command, []
+        theirs = None if self._intake is None else self._intake.connected()
+        if theirs is not None:
+            fds = [theirs.fileno()]
+            command = [*command, "--messages", str(fds[0])]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=self._environment, start_new_session=True, pass_fds=fds)
+        finally:
+            if theirs is not None:
+                theirs.close()
         if self._started is not None:
             self._started(self._process.pid)
 

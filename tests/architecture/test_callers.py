@@ -14,6 +14,8 @@ import millstream
 # Name → why nothing in the product refers to it. Adding a line is a decision, not a repair.
 UNREFERENCED: Mapping[str, str] = {
     "millstream.program.Commands.invoke": "Typer calls it for every command",
+    "millstream.celery_tasks.DurableTask.apply_async": "Celery calls it for signatures, chains and delay",
+    "millstream.celery_tasks.strategy": "Celery finds it by the name in DurableTask.Strategy",
     "millstream_tasks.channels.rabbitmq_link.AmqpLink.blocking_read": "py-amqp calls it while it waits for an answer",
     "millstream_tasks.operators.timers.Timers.delete_event": "users' process functions call it on ctx.timers",
     "millstream_tasks.operators.timers.Timers.delete_processing": "users' process functions call it on ctx.timers",

@@ -107,7 +107,8 @@ def permit_id(namespace: str, key: str) -> str:
 
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, complete: what its submission stores. ``due_us``, ``expires_us``: instants; ``delay_us``, ``start_by_us``, ``deadline_us``: microseconds from acceptance; 0: none."""
+    """A request, complete: what its submission stores. ``due_us``, ``expires_us``:
+    instants; ``delay_us``, ``start_by_us``, ``deadline_us``: microseconds from acceptance; 0: none."""
 
     id: str
     namespace: str

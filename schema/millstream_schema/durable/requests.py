@@ -128,7 +128,8 @@ def new_task(
     return NewTask(
         id=task_id, namespace=namespace, handler=spec.name, key=key or task_id, digest=digest(spec.name, arguments, options),
         queue=options.queue or spec.queue, args=arguments, effects=spec.effects, policy=spec.policy, priority=options.priority,
-        delay_us=int(options.delay_s * 1e6), due_us=_instant(options.due_at), expires_us=_instant(options.expires_at), start_by_us=int(options.start_by_s * 1e6), deadline_us=int(options.deadline_s * 1e6),
+        delay_us=int(options.delay_s * 1e6),
+        due_us=_instant(options.due_at), expires_us=_instant(options.expires_at), start_by_us=int(options.start_by_s * 1e6), deadline_us=int(options.deadline_s * 1e6),
         permit=permit, ordered=spec.ordered, business_key=options.business_key, origin=origin, actor=actor,
     )  # fmt: skip
 

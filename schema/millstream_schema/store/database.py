@@ -6,7 +6,9 @@ network call or user code inside a transaction, a lost COMMIT answer taken for s
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -182,6 +184,7 @@ class Database:
             raise ConfigurationError(f"database {name!r} is not supported: use sqlite, postgresql+psycopg or mysql+pymysql")
         self.url = parsed
         self.engine = self._engine(parsed)
+        _OPEN.add(self)
 
     def _engine(self, url: sa.URL) -> Engine:
         options: dict[str, Any] = {"hide_parameters": True}
@@ -314,6 +317,18 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+_OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    """In a forked child (Celery's prefork pool, a preloading web server): the parent's connections stay the parent's, the child opens its own."""
+    for database in _OPEN:
+        database.engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _write_ahead(connection: Any) -> None:

@@ -39,7 +39,7 @@ class Opened:
     def empty(self) -> None:
         def work(tx: Transaction) -> None:
             for table in self.db.tables.metadata.sorted_tables:
-                if table is not self.db.tables.schema:
+                if table not in (self.db.tables.schema, self.db.tables.installation):
                     tx.delete(table)
 
         self.db.run(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -484,3 +485,28 @@ def test_a_commit_that_is_not_answered_names_what_the_driver_said(tmp_path: Path
     with pytest.raises(CommitUnknown, match="database or disk is full"):
         db.run(lambda tx: tx.now_us())
     db.close()
+
+
+def test_a_forked_child_opens_connections_of_its_own(opened: Opened) -> None:
+    """Celery's prefork pool and preloading web servers fork what has connections open: the parent's stay the parent's."""
+    if opened.kind == "sqlite":
+        pytest.skip("a SQLite file has no session to share")
+    session = {"postgres": "SELECT pg_backend_pid()", "mariadb": "SELECT connection_id()"}[opened.kind]
+
+    db = opened.open()
+
+    def which() -> int:
+        return int(db.read(lambda tx: tx.execute(sa.text(session)).scalar_one()))
+
+    mine = which()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, str(which()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = int(os.read(read, 100))
+    os.close(read)
+    os.close(write)
+    assert theirs != mine
+    assert which() == mine

@@ -1,0 +1,76 @@
+"""What Celery's calling options mean for a durable task: each is honoured, or refused by name with what to use instead. Pure.
+
+Called for ``.delay()`` and ``.apply_async()`` of handlers, and for plain Celery messages. What must never happen here: an option that is taken and not honoured.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from millstream_schema.durable.requests import Options
+from millstream_schema.errors import TaskInvalid
+
+_CONTINUE = "submit the next task in the handler (ctx.submit), or make it a workflow"
+_ROUTE = "a durable task is taken by queue=, no message of its own is routed"
+REFUSED: Mapping[str, str] = {
+    "link": _CONTINUE,
+    "link_error": "give the handler attempts, look at reviews, or make it a workflow",
+    "chord": "a step of a workflow that waits for the others",
+    "chain": f"a durable task ends a chain: {_CONTINUE}",
+    "group_id": "submit_many, or a workflow",
+    "exchange": _ROUTE,
+    "exchange_type": _ROUTE,
+    "routing_key": _ROUTE,
+    "compression": "arguments are kept in a row; large data belongs elsewhere, its address in the arguments",
+    "time_limit": "run= and grace= of the handler",
+    "soft_time_limit": "run= of the handler",
+    "shadow": "name= of the handler",
+}
+"""Celery's options that a durable task cannot honour → what to use instead."""
+HARMLESS = frozenset(
+    {
+        "retry", "retry_policy", "producer", "connection", "publisher", "router", "add_to_parent", "ignore_result", "headers", "root_id", "parent_id", "reply_to",
+        "delivery_mode", "mandatory", "immediate", "stamped_headers", "group_index", "replaced_task_nesting", "task_type", "mask", "result_cls",
+    }
+)  # fmt: skip
+"""Options about publishing a message and about tracing it: an accepted row is all they could ask for."""
+
+
+class Translated(msgspec.Struct, frozen=True):
+    """``key``: Celery's task id, if the caller gave one."""
+
+    key: str
+    options: Options
+
+
+def translated(given: Mapping[str, Any]) -> Translated:
+    """Options of ``apply_async`` as options of a submission. Raises TaskInvalid naming all that cannot be honoured."""
+    problems = [f"{name}: use instead: {REFUSED[name]}" for name, value in given.items() if name in REFUSED and value]
+    known = {"countdown", "eta", "expires", "task_id", "queue", "priority", "serializer", "key", "business_key", "deadline", "permit"}
+    problems += [f"{name} is not an option of a durable task" for name in given if name not in known | HARMLESS | set(REFUSED)]
+    if given.get("serializer") not in (None, "json"):
+        problems.append(f"serializer {given['serializer']!r}: arguments are kept with their exact types, without pickle or YAML")
+    if given.get("task_id") and given.get("key"):
+        problems.append("task_id and key exclude each other: both name the same request")
+    if problems:
+        raise TaskInvalid("; ".join(problems))
+    delay = given.get("countdown") or 0.0
+    expires = given.get("expires")
+    at = expires if isinstance(expires, dt.datetime) else None
+    if isinstance(expires, int | float) and isinstance(delay, int | float):
+        if given.get("eta") is not None or expires < delay:
+            raise TaskInvalid("expires in seconds counts from now: it cannot lie before the task is due; give an aware datetime beside eta")
+        expires -= delay
+    queue = given.get("queue")
+    return Translated(
+        given.get("task_id") or given.get("key") or "",
+        Options(
+            queue=str(getattr(queue, "name", queue) or ""), priority=given.get("priority") or 0, delay_s=delay, due_at=given.get("eta"),
+            start_by_s=0.0 if at or expires is None else expires, expires_at=at, deadline_s=given.get("deadline") or 0.0,
+            business_key=given.get("business_key") or "", permit=given.get("permit") or "",
+        ),
+    )  # fmt: skip
