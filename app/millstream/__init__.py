@@ -76,7 +76,8 @@ if TYPE_CHECKING:
     from millstream_schema.model import EdgeConfig, EdgeMode, Guarantee, Override, Partitioning
     from millstream_schema.settings import RestartPolicy, StreamSettings
     from millstream_schema.states import JobState
-    from millstream_tasks.durable.execution import Cancel, Fail, NeedsReview, Retry, Snooze, TaskContext
+    from millstream_tasks.durable.context import TaskContext
+    from millstream_tasks.durable.verbs import Cancel, Fail, NeedsReview, Retry, Snooze
     from millstream_tasks.operators.keyed_state import AggregatingState, ListState, MapState, OperatorListState, ReducingState, ValueState
     from millstream_tasks.operators.process import Context, ProcessFunction
     from millstream_tasks.operators.window_base import Window
@@ -128,7 +129,8 @@ _HOMES = {
     "millstream_schema.model": "EdgeConfig EdgeMode Guarantee Override Partitioning",
     "millstream_schema.settings": "RestartPolicy StreamSettings",
     "millstream_schema.states": "JobState",
-    "millstream_tasks.durable.execution": "Cancel Fail NeedsReview Retry Snooze TaskContext",
+    "millstream_tasks.durable.context": "TaskContext",
+    "millstream_tasks.durable.verbs": "Cancel Fail NeedsReview Retry Snooze",
     "millstream_tasks.operators.keyed_state": "AggregatingState ListState MapState OperatorListState ReducingState ValueState",
     "millstream_tasks.operators.process": "Context ProcessFunction",
     "millstream_tasks.operators.window_base": "Window",

@@ -12,17 +12,16 @@ Made when the user's module is imported, given to clients and workers. What must
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, overload
 
-from millstream_schema.durable.records import Policy, Receipt
-from millstream_schema.durable.requests import HANDLER, NAME, HandlerSpec, Options
-from millstream_schema.durable.states import Effects
+from millstream_schema.durable.records import Receipt
+from millstream_schema.durable.requests import Options
 from millstream_schema.errors import ConfigurationError
-from millstream_tasks.durable.handlers import Handler, HandlerRegistry
+from millstream_tasks.durable.handlers import Errors, Handler, HandlerRegistry
 
 from .celery_options import translated
+from .declarations import Declared, classes
 
 
 class Submitter(Protocol):
@@ -39,14 +38,11 @@ class Submitter(Protocol):
     ) -> Receipt: ...
 
 
-DEFAULT_ATTEMPTS = {Effects.IDEMPOTENT: 5, Effects.TRANSACTIONAL: 5, Effects.EXTERNAL: 1}
-
-
 class DurableHandler(Handler):
     """A registered function with Celery's calling conventions. Calling it calls the function."""
 
-    def __init__(self, function: Callable[..., Any], spec: HandlerSpec, home: Handlers) -> None:
-        super().__init__(function, spec)
+    def __init__(self, function: Callable[..., Any], name: str, given: Declared, home: Handlers) -> None:
+        super().__init__(function, given.spec(name), retry_on=classes(given.retry_on), no_retry_on=classes(given.no_retry_on))
         self._home = home
 
     def delay(self, *args: Any, **kwargs: Any) -> Receipt:
@@ -95,92 +91,60 @@ class Handlers:
         attempts: int | None = None,
         delay: float = 1.0,
         max_delay: float = 600.0,
+        jitter: float = 0.2,
         permit: str = "",
         capacity: int = 1,
         ordered: bool = False,
+        run: float = 0.0,
+        grace: float = 5.0,
+        heartbeat: float = 30.0,
+        start_by: float = 0.0,
+        deadline: float = 0.0,
+        crashes: int = 3,
+        losses: int = 20,
+        snoozes: int = 1_000,
+        intents_only: bool = False,
+        retry_on: type[BaseException] | Errors = (),
+        no_retry_on: type[BaseException] | Errors = (),
         option_names: bool = False,
     ) -> Callable[[Callable[..., Any]], DurableHandler]: ...
 
     def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        name: str = "",
-        queue: str = "default",
-        effects: str = "external",
-        attempts: int | None = None,
-        delay: float = 1.0,
-        max_delay: float = 600.0,
-        permit: str = "",
-        capacity: int = 1,
-        ordered: bool = False,
-        option_names: bool = False,
+        self, function: Callable[..., Any] | None = None, **declared: Any
     ) -> DurableHandler | Callable[[Callable[..., Any]], DurableHandler]:
-        """Register a function; used with or without options.
+        """Register a function; used with or without options. Times in seconds.
 
         ``effects``: what repeating it would do: ``idempotent`` | ``transactional`` | ``external`` (the default: it is never repeated by itself).
-        ``attempts``: how often it may raise (5; 1 for external). ``delay``, ``max_delay``: seconds before the second attempt, doubled for each further one up
-        to the limit. ``permit``: a resource that at most ``capacity`` tasks use at once, e.g. ``"account:{number}"`` with places for arguments; ``ordered``:
-        a task that is tried again keeps its place. ``option_names``: it has parameters named like options of ``submit`` (``key``, ``delay``, …) and is submitted by
+
+        Trying again: ``attempts``: how often it may raise (5; 1 for external, unless ``intents_only``). ``delay``, ``max_delay``: before the second attempt, doubled for each
+        further one up to the limit; ``jitter``: the part of it that chance takes off. ``retry_on``, ``no_retry_on``: exception classes that are, or are not, tried again.
+        ``snoozes``: how often it may put itself off; ``crashes``, ``losses``: how often it may take its process along, or lose its worker, before a person is asked.
+        ``intents_only``: all its effects go through ``ctx.external``, so that an end without an open call leaves nothing unknown.
+
+        Limits: ``run``: of one attempt, after which it is told (``ctx.cancelled``, ``ctx.time_left``), and killed ``grace`` later (0: none; threads are told only).
+        ``heartbeat``: how long its process may be silent. ``start_by``, ``deadline``: as in ``Tasks.submit``, for submissions that name none.
+
+        Places: ``queue``; ``permit``: a resource that at most ``capacity`` tasks use at once, e.g. ``"account:{number}"`` with places for arguments; ``ordered``:
+        a task that is tried again keeps its place.
+
+        ``option_names``: it has parameters named like options of ``submit`` (``key``, ``delay``, …) and is submitted by
         ``submit_with(handler, args, kwargs, key=…, options=…)`` alone. Raises ConfigurationError.
         """
+        given = Declared(**declared)
         if function is None:
-            given = (name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered, option_names)
-            return lambda f: self._register(f, *given)
-        return self._register(function, name, queue, effects, attempts, delay, max_delay, permit, capacity, ordered, option_names)
+            return lambda f: self._register(f, given)
+        return self._register(function, given)
 
-    def _register(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        queue: str,
-        effects: str,
-        attempts: int | None,
-        delay: float,
-        max_delay: float,
-        permit: str,
-        capacity: int,
-        ordered: bool,
-        option_names: bool,
-    ) -> DurableHandler:
-        own = name or f"{function.__module__}.{function.__qualname__}"
-        problems = _problems(function, own, queue, effects, attempts, delay, max_delay, capacity)
-        if ordered and not permit:
-            problems.append("ordered needs a permit: the order is that of the tasks that want the same one")
+    def _register(self, function: Callable[..., Any], given: Declared) -> DurableHandler:
+        name = given.name or f"{function.__module__}.{function.__qualname__}"
+        problems = given.problems(function, name)
         if problems:
-            raise ConfigurationError(f"handler {own!r}: " + "; ".join(problems))
-        kind = Effects(effects)
-        policy = Policy(
-            attempts=DEFAULT_ATTEMPTS[kind] if attempts is None else attempts, delay_ms=int(delay * 1000), max_delay_ms=int(max_delay * 1000), permit_capacity=capacity,
-        )  # fmt: skip
-        handler = DurableHandler(
-            function, HandlerSpec(name=own, queue=queue, effects=kind, policy=policy, permit=permit, ordered=ordered), self
-        )
-        if handler.taken_names and not option_names:
+            raise ConfigurationError(f"handler {name!r}: " + "; ".join(problems))
+        handler = DurableHandler(function, name, given, self)
+        if handler.taken_names and not given.option_names:
             raise ConfigurationError(
-                f"handler {own!r}: submit() would take its parameters {', '.join(handler.taken_names)} for options of its own: name them otherwise, or declare "
+                f"handler {name!r}: submit() would take its parameters {', '.join(handler.taken_names)} for options of its own: name them otherwise, or declare "
                 "option_names=True and submit with submit_with(handler, args, kwargs, key=..., options=Options(...))"
             )
         self.registry.add(handler)
         return handler
-
-
-def _problems(
-    function: Callable[..., Any], name: str, queue: str, effects: str, attempts: int | None, delay: float, max_delay: float, capacity: int
-) -> list[str]:
-    found = []
-    if inspect.iscoroutinefunction(function):
-        found.append("coroutine functions are not supported yet: register a plain function")
-    if not HANDLER.match(name):
-        found.append(f"its name must match {HANDLER.pattern}: give name=")
-    if not NAME.match(queue):
-        found.append(f"queue {queue!r} must match {NAME.pattern}")
-    if effects not in set(Effects):
-        found.append(f"effects must be one of {', '.join(Effects)}, not {effects!r}")
-    if attempts is not None and (type(attempts) is not int or not 1 <= attempts <= 1_000_000):
-        found.append(f"attempts must be a whole number between 1 and 1000000, not {attempts!r}")
-    if not 0 <= delay <= max_delay <= 30 * 86_400:
-        found.append(f"delay and max_delay must be seconds with 0 <= delay <= max_delay <= {30 * 86_400}, not {delay} and {max_delay}")
-    if type(capacity) is not int or not 1 <= capacity <= 1_000_000:
-        found.append(f"capacity must be a whole number between 1 and 1000000, not {capacity!r}")
-    return found

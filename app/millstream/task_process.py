@@ -43,6 +43,8 @@ from .tasks import Tasks
 log = structlog.get_logger("millstream.task_process")  # not __name__: this module is run as __main__
 PREFETCH = 200
 """Tasks claimed ahead for each handler process, at most; only short ones are."""
+SLOWEST_BEAT_MS = 500
+"""Handler processes beat at least so often: a handler may ask to be killed after two seconds of silence, however long the lease."""
 DRAIN_SECONDS = 20.0
 """How long a shut-down waits for what runs, before it is ended by its declared effects; below the platform's kill."""
 
@@ -82,7 +84,7 @@ class TaskProcess:
         self._stopping = threading.Event()
         client = Tasks(i, registry, namespace, clock=clock, ids=ids, database=self._database, wake=self._submitted)
         self._intake = None if intake is None else Intake(intake, client)
-        boot = TaskBoot(handlers, celery, max(100, i.lease_ms // 10))
+        boot = TaskBoot(handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS))
         self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set)
         settings = HostSettings(
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,

@@ -139,8 +139,8 @@ TABLES: Mapping[str, str] = {
     "attempt": "How attempts ended, and what was reported after another end had been settled (`late`).",
     "permit": "Resources that at most `capacity` tasks use at once, and the sequence their attempts are numbered from.",
     "lane": "Weight and pause of a queue in a namespace, where somebody has set them.",
-    "handler": "What workers told of the handlers they serve, a row for each version: queue, effects, policy, permit and the parameters with their JSON Schemas. Whoever submits by name "
-    "is checked against it.",
+    "handler": "What workers told of the handlers they serve, a row for each version: queue, effects, policy, permit and the parameters with their JSON Schemas. "
+    "Whoever submits by name is checked against it.",
 }
 CAUSES: Mapping[str, str] = {
     "operator": "user code raised",

@@ -24,6 +24,7 @@ from millstream_schema.ports import SystemClock, SystemIds
 from .durable.execution import execute
 from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Until, decode_boot, decode_to_child, encode
 from .durable.handlers import HandlerRegistry
+from .durable.surroundings import Surroundings
 from .shell.wire import pack, receive
 
 EXIT_LOST_WORKER = 3
@@ -136,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         control.busy(run)
         pipe.send(Began(task.id, task.fence))
         began = clock.monotonic()
-        outcome, submits = execute(task, registry, ids, partial(control.asked, task.id, task.fence))
+        outcome, submits = execute(task, registry, Surroundings(ids, clock, partial(control.asked, task.id, task.fence)))
         control.idle(run)
         pipe.send(Ended(task.id, task.fence, outcome, submits, clock.monotonic() - began))
 

@@ -19,7 +19,7 @@ from millstream.installation import Installation
 from millstream.task_worker import TaskWorker
 from millstream.tasks import Tasks
 from millstream_schema.errors import TaskFailed
-from millstream_tasks.durable.execution import NeedsReview
+from millstream_tasks.durable.verbs import NeedsReview
 
 SECONDS = 20
 LINE = {

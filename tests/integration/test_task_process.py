@@ -61,6 +61,19 @@ def outside(seconds: float, word: str) -> str:
     time.sleep(seconds)
     return word
 
+@handlers.task(name="limited", effects="idempotent", attempts=1, run=0.3, grace=0.3)
+def limited(ctx, polite: bool) -> str:
+    note("began limited")
+    while not (polite and ctx.cancelled):
+        time.sleep(0.01)
+    note(f"left {ctx.time_left}")
+    raise Cancel("as told")
+
+@handlers.task(name="picky", effects="idempotent", delay=0.01, no_retry_on=KeyError)
+def picky(word: str) -> str:
+    note("tried " + word)
+    raise {"key": KeyError, "value": ValueError}[word]("no")
+
 @handlers.task(name="obeys", effects="idempotent")
 def obeys(ctx) -> str:
     note("began obeys")
@@ -208,6 +221,26 @@ def test_cancel_ends_a_handler_that_obeys_and_one_that_does_not(rig: Rig) -> Non
     assert rig.ended(polite) is TaskState.CANCELLED
     assert rig.ended(rude) is TaskState.CANCELLED
     assert rig.tasks.wait(rig.tasks.submit("add", 2, 2).task, 20) == 4
+
+
+def test_an_attempt_past_its_limit_is_told_and_then_killed(rig: Rig) -> None:
+    """One obeys, one does not; both are failed attempts, with the cause in the evidence."""
+    rig.worker()
+    polite, rude = rig.tasks.submit("limited", True).task, rig.tasks.submit("limited", False).task
+    assert rig.ended(polite) is TaskState.FAILED and rig.ended(rude) is TaskState.FAILED
+    assert rig.noted("left 0.0")
+    assert [a.outcome for a in rig.tasks.attempts(polite)] == ["Overran"] and [a.outcome for a in rig.tasks.attempts(rude)] == ["Killed"]
+    assert "limit" in rig.tasks.get(rude).reason
+
+
+def test_which_errors_are_tried_again_is_decided_by_their_class_in_the_handlers_process(rig: Rig) -> None:
+    """One class is not; the others are, up to the attempts."""
+    rig.worker()
+    never, often = rig.tasks.submit("picky", "key").task, rig.tasks.submit("picky", "value").task
+    assert rig.ended(never) is TaskState.FAILED and rig.ended(often) is TaskState.FAILED
+    words = rig.notes.read_text().splitlines()
+    assert (words.count("tried key"), words.count("tried value")) == (1, 5)
+    assert (rig.tasks.get(never).cause, rig.tasks.get(often).cause) == (Cause.ERROR, Cause.ATTEMPTS)
 
 
 def test_celery_t22_a_worker_told_to_end_gives_back_what_has_not_begun_and_finishes_the_rest(rig: Rig) -> None:

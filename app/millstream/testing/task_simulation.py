@@ -21,7 +21,6 @@ from millstream_schema.store.database import Transaction
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.rows import to
 from millstream_tasks.durable.host import HostSettings, TaskHost
-from millstream_tasks.durable.pool import Attempt
 
 from .outside import SimDatabase
 from .world import Crash, Faults, SimChance, SimClock, SimIds, World
@@ -67,8 +66,8 @@ class SimPool:
     def free(self) -> int:
         return self._slots - len(self._running)
 
-    def start(self, attempt: Attempt) -> None:
-        sim, task = self._worker.sim, attempt.task
+    def start(self, task: TaskRow) -> None:
+        sim = self._worker.sim
         assert sim.world.now < self._deadline, f"{task.id} began past its lease"
         ran = Ran(task.id, task.fence, task.session, sim.world.now, permit_seq=task.permit_seq)
         sim.ran.append(ran)

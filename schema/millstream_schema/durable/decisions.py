@@ -47,6 +47,8 @@ def on_end(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chanc
             return _given_back(task, now, Cause.GIVEN_BACK)
         case o.GaveUp(message=message):
             return Decision(state=TaskState.FAILED, cause=Cause.HANDLER, reason=message, failures=1)
+        case o.Overran(message=message):
+            return _again(task, policy, now, chance, Cause.LIMIT, message)
         case o.CancelledItself(message=message):
             return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED if task.cancel else Cause.HANDLER, reason=message)
         case o.AskedForReview(message=message):
@@ -64,11 +66,21 @@ def on_end(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chanc
 
 
 def _given_back(task: TaskRow, now: int, cause: Cause) -> Decision:
-    """It never began: as if it had not been claimed."""
+    """It never began: as if it had not been claimed.
+
+    Whether it was lost before is kept: such a task's start is committed before its code runs, so that one that takes its machine along is counted the next time (:func:`careful`).
+    """
     if task.cancel:
         return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)
     late = expired(task, now)
-    return Decision(state=TaskState.EXPIRED, cause=late) if late else Decision(state=TaskState.READY, cause=cause)
+    if late:
+        return Decision(state=TaskState.EXPIRED, cause=late)
+    return Decision(state=TaskState.READY, cause=Cause.LOST if task.cause is Cause.LOST else cause)
+
+
+def careful(task: TaskRow) -> bool:
+    """Whether a claimed attempt's start is to be committed before its code runs: nobody may guess whether it began."""
+    return task.effects is Effects.EXTERNAL or task.cause is Cause.LOST
 
 
 def expired(task: TaskRow, now: int) -> Cause:
@@ -91,8 +103,6 @@ def _snoozed(task: TaskRow, policy: Policy, for_us: int, now: int) -> Decision:
 
 def _raised(task: TaskRow, policy: Policy, outcome: o.Raised, now: int, chance: float) -> Decision:
     why = f"{outcome.error}: {outcome.message}" if outcome.message else outcome.error
-    if outcome.open_intent:
-        return Decision(state=TaskState.UNKNOWN, cause=Cause.INTENT, reason=why, failures=1)
     if not outcome.retryable:
         return Decision(state=TaskState.FAILED, cause=Cause.ERROR, reason=why, failures=1)
     return _again(task, policy, now, chance, Cause.ERROR, why)
@@ -120,9 +130,7 @@ def _unchosen(task: TaskRow, policy: Policy, outcome: o.Lost | o.Crashed | o.Kil
     """An end the handler did not choose: by what its author declared of its effects."""
     crashes, losses = int(isinstance(outcome, o.Crashed)), int(isinstance(outcome, o.Lost))
     if isinstance(outcome, o.Lost) and not outcome.started:
-        if task.losses + 1 >= policy.losses:
-            return _poison(task, "its worker was lost", crashes, losses)
-        return msgspec.structs.replace(_given_back(task, now, Cause.LOST), losses=losses)
+        return _given_back(task, now, Cause.LOST)
     cause, why = _named(outcome)
     if task.effects is Effects.EXTERNAL and not policy.intents_only:
         return Decision(state=TaskState.UNKNOWN, cause=cause, reason=why, crashes=crashes, losses=losses)
@@ -157,8 +165,8 @@ def _poison(task: TaskRow, why: str, crashes: int, losses: int) -> Decision:
 
 
 def on_cancel(task: TaskRow) -> Decision | None:
-    """A request to cancel: at once before it runs; None: only the flag is set, and the first settled end wins."""
-    if task.state in (TaskState.SCHEDULED, TaskState.READY, TaskState.RETRY_WAIT):
+    """A request to cancel: at once before it is known to run (its worker finds out when it starts or ends it); None: only the flag is set, and the first settled end wins."""
+    if task.state in (TaskState.SCHEDULED, TaskState.READY, TaskState.DISPATCHED, TaskState.RETRY_WAIT):
         return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)
     return None
 

@@ -16,12 +16,11 @@ class Succeeded(Outcome, frozen=True, tag=True):
 
 
 class Raised(Outcome, frozen=True, tag=True):
-    """It raised something that is none of the verbs. ``open_intent``: an external call is begun and its outcome unknown."""
+    """It raised something that is none of the verbs."""
 
     error: str
     message: str
     retryable: bool = True
-    open_intent: bool = False
 
 
 class RetryAsked(Outcome, frozen=True, tag=True):
@@ -45,6 +44,12 @@ class GaveUp(Outcome, frozen=True, tag=True):
 
 class CancelledItself(Outcome, frozen=True, tag=True):
     """``raise Cancel``, or it obeyed a request to."""
+
+    message: str = ""
+
+
+class Overran(Outcome, frozen=True, tag=True):
+    """It ended itself because its time was over, as it was told."""
 
     message: str = ""
 
@@ -85,7 +90,19 @@ class Killed(Outcome, frozen=True, tag=True):
 
 
 AnyOutcome = (
-    Succeeded | Raised | RetryAsked | Snoozed | GaveUp | CancelledItself | AskedForReview | Unstarted | Unfit | Lost | Crashed | Killed
+    Succeeded
+    | Raised
+    | RetryAsked
+    | Snoozed
+    | GaveUp
+    | CancelledItself
+    | Overran
+    | AskedForReview
+    | Unstarted
+    | Unfit
+    | Lost
+    | Crashed
+    | Killed
 )
 UNCHOSEN = (Lost, Crashed, Killed)
 """Ends the handler did not choose: what becomes of the task depends on its declared effects."""

@@ -27,6 +27,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_ms: int = 30_000
     permit_capacity: int = 1
     """Capacity of the permit it needs, if no claim has made that permit yet."""
+    start_by_ms: int = 0
+    deadline_ms: int = 0
+    """As a submission may set them, for those that do not (0: none)."""
     intents_only: bool = False
     """All effects go through ``ctx.external``: an attempt that ended without an open intent had none that are unknown."""
 

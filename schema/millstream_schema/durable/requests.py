@@ -13,6 +13,7 @@ import msgspec
 
 from ..canonical import canonical_json, fingerprint
 from ..errors import CodecError, TaskInvalid
+from ..reasons import storable
 from ..values import TypeRegistry, decode_column, encode_column
 from .records import NewTask, Policy
 from .states import Effects
@@ -125,11 +126,13 @@ def new_task(
     problems = _problems(spec, namespace, key, permit, options)
     if problems:
         raise TaskInvalid("; ".join(problems))
+    start_by_us = int(options.start_by_s * 1e6) or (0 if options.expires_at else spec.policy.start_by_ms * 1000)
     return NewTask(
         id=task_id, namespace=namespace, handler=spec.name, key=key or task_id, digest=digest(spec.name, arguments, options),
         queue=options.queue or spec.queue, args=arguments, effects=spec.effects, policy=spec.policy, priority=options.priority,
         delay_us=int(options.delay_s * 1e6),
-        due_us=_instant(options.due_at), expires_us=_instant(options.expires_at), start_by_us=int(options.start_by_s * 1e6), deadline_us=int(options.deadline_s * 1e6),
+        due_us=_instant(options.due_at), expires_us=_instant(options.expires_at), start_by_us=start_by_us,
+        deadline_us=int(options.deadline_s * 1e6) or spec.policy.deadline_ms * 1000,
         permit=permit, ordered=spec.ordered, business_key=options.business_key, origin=origin, actor=actor,
     )  # fmt: skip
 
@@ -143,7 +146,7 @@ def _problems(spec: HandlerSpec, namespace: str, key: str, permit: str, options:
     if not NAME.match(options.queue or spec.queue):
         found.append(f"queue {options.queue or spec.queue!r} must match {NAME.pattern}")
     for name, text in (("key", key), ("business_key", options.business_key), ("permit", permit)):
-        if not isinstance(text, str) or len(text) > LONGEST_KEY or not _storable(text):
+        if not isinstance(text, str) or len(text) > LONGEST_KEY or storable(text) != text:
             found.append(f"{name} must be text of at most {LONGEST_KEY} characters without NUL and half characters, not {text!r:.80}")
     if type(options.priority) is not int or options.priority not in PRIORITIES:
         found.append(f"priority must be between {PRIORITIES[0]} and {PRIORITIES[-1]}, not {options.priority}")
@@ -163,12 +166,3 @@ def _problems(spec: HandlerSpec, namespace: str, key: str, permit: str, options:
 def _instant(moment: dt.datetime | None) -> int:
     """UTC µs; 0: none."""
     return 0 if moment is None else (moment - _EPOCH) // _MICROSECOND
-
-
-def _storable(text: str) -> bool:
-    """Whether every database takes it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\x00" not in text

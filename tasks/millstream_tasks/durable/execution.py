@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable
 from typing import Any
-
-import structlog
 
 from millstream_schema.durable.decisions import LONGEST_RETRY_US
 from millstream_schema.durable.outcomes import (
@@ -18,6 +15,7 @@ from millstream_schema.durable.outcomes import (
     AskedForReview,
     CancelledItself,
     GaveUp,
+    Overran,
     Raised,
     RetryAsked,
     Snoozed,
@@ -26,120 +24,49 @@ from millstream_schema.durable.outcomes import (
     Unstarted,
 )
 from millstream_schema.durable.records import NewTask, TaskRow
-from millstream_schema.durable.requests import Options, decode_arguments, encode_result
+from millstream_schema.durable.requests import decode_arguments, encode_result
 from millstream_schema.errors import CodecError, TaskInvalid, UnknownHandler
-from millstream_schema.ports import Ids
+from millstream_schema.reasons import storable
 
+from .context import TaskContext
 from .handlers import Handler, HandlerRegistry
+from .surroundings import Surroundings
+from .verbs import Cancel, Fail, NeedsReview, Retry, Snooze
 
-log = structlog.get_logger(__name__)
 TEXT_KEPT = 20_000
 """Characters of an exception's text that are kept."""
 
 
-class Verb(Exception):
-    """Root of what a handler raises to say how its attempt ends."""
-
-
-class Retry(Verb):
-    """Try again ``after`` seconds, or by the policy's back-off; counts as a failed attempt."""
-
-    def __init__(self, message: str = "", *, after: float | None = None) -> None:
-        self.after = after
-        super().__init__(message)
-
-
-class Snooze(Verb):
-    """Put off for ``seconds``; no attempt counts."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        super().__init__(f"for {seconds} s")
-
-
-class Fail(Verb):
-    """The task has failed for good."""
-
-
-class Cancel(Verb):
-    """The task is cancelled."""
-
-
-class NeedsReview(Verb):
-    """A person has to look: nothing more happens by itself."""
-
-
-class TaskContext:
-    """What a handler may know of its attempt and ask of it. ``permit_seq``: hand it to the guarded resource, which refuses smaller ones."""
-
-    def __init__(self, task: TaskRow, registry: HandlerRegistry, ids: Ids, told: Callable[[], bool]) -> None:
-        self._task = task
-        self._told = told
-        self._registry = registry
-        self._ids = ids
-        self.submits: list[NewTask] = []
-
-    @property
-    def task_id(self) -> str:
-        return self._task.id
-
-    @property
-    def key(self) -> str:
-        return self._task.key
-
-    @property
-    def attempt(self) -> int:
-        """Number of this start, from 1."""
-        return max(1, self._task.starts)
-
-    @property
-    def fence(self) -> int:
-        """Only grows: a later attempt's is larger."""
-        return self._task.fence
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether this attempt's end is asked for; ``raise Cancel`` obeys."""
-        return self._told()
-
-    @property
-    def permit_seq(self) -> int:
-        return self._task.permit_seq
-
-    def submit(self, handler: str | Handler, /, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
-        """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""
-        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
-        task_id = self._ids.new("task", 10)
-        own = key or f"{self._task.id}/{len(self.submits)}"
-        origin = f"task:{self._task.id}"
-        self.submits.append(
-            found.request(self._task.namespace, task_id, own, args, kwargs, options or Options(), actor=self._task.actor, origin=origin)
-        )
-        return task_id
-
-
-def execute(
-    task: TaskRow, registry: HandlerRegistry, ids: Ids, told: Callable[[], bool] = lambda: False
-) -> tuple[AnyOutcome, tuple[NewTask, ...]]:
-    """One attempt, to its end. ``told``: whether its end is asked for."""
+def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> tuple[AnyOutcome, tuple[NewTask, ...]]:
+    """One attempt, to its end."""
     try:
         handler = registry.get(task.handler)
         args, kwargs = handler.decode(*decode_arguments(task.args))
+        context = TaskContext(task, registry, around)
     except UnknownHandler:
         return Unstarted(), ()
     except (TaskInvalid, CodecError) as exc:
         return GaveUp(_text(exc)), ()
     except BaseException as exc:  # a validator of the user's own may raise anything
         return outcome_of(exc), ()
-    context = TaskContext(task, registry, ids, told)
     try:
         value = handler.function(context, *args, **kwargs) if handler.wants_context else handler.function(*args, **kwargs)
     except BaseException as exc:
-        return outcome_of(exc), ()
+        return _failed(exc, handler, around.told(), context.overdue), ()
     try:
         return Succeeded(encode_result(value)), tuple(context.submits)
     except TaskInvalid as exc:
         return Unfit(_text(exc)), ()
+
+
+def _failed(error: BaseException, handler: Handler, told: bool, overdue: bool) -> AnyOutcome:
+    """What an exception out of the handler means, with what its author declared and what the attempt was told."""
+    if isinstance(error, Cancel) and overdue and not told:
+        return Overran(_text(error))  # it obeyed its limit: nobody wants the task cancelled
+    outcome = outcome_of(error)
+    if isinstance(outcome, Raised) and not handler.retries(error):
+        return Raised(outcome.error, outcome.message, retryable=False)
+    return outcome
 
 
 def outcome_of(error: BaseException) -> AnyOutcome:
@@ -160,6 +87,8 @@ def outcome_of(error: BaseException) -> AnyOutcome:
             return CancelledItself(said)
         case NeedsReview():
             return AskedForReview(said)
+        case TaskInvalid():
+            return Unfit(said)  # what it submits or gives cannot be stored: the same at every attempt
         case _:
             where = traceback.extract_tb(error.__traceback__)
             at = f" (at {where[-1].name}, line {where[-1].lineno})" if where else ""
@@ -179,4 +108,4 @@ def _text(value: Any) -> str:
         said = str(value)
     except Exception:
         return f"({type(value).__name__} whose text cannot be had)"
-    return said[:TEXT_KEPT].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+    return storable(said[:TEXT_KEPT])

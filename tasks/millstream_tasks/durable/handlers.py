@@ -18,6 +18,7 @@ from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHan
 
 from .shapes import Check, check_of, described
 
+Errors = tuple[type[BaseException], ...]
 CONTEXT = "ctx"
 """A first parameter of this name gets the attempt's context."""
 
@@ -83,10 +84,15 @@ class Form:
 
 
 class Handler(Form):
-    """One registered function. Calling it calls the function, as if it were not registered."""
+    """One registered function. Calling it calls the function, as if it were not registered.
 
-    def __init__(self, function: Callable[..., Any], spec: HandlerSpec) -> None:
+    ``retry_on``: of its errors, those that are tried again (all, if none are named); ``no_retry_on``: those of them that are not.
+    """
+
+    def __init__(self, function: Callable[..., Any], spec: HandlerSpec, *, retry_on: Errors = (), no_retry_on: Errors = ()) -> None:
         self.function = function
+        self._retry_on = retry_on
+        self._no_retry_on = no_retry_on
         parameters = list(inspect.signature(function).parameters.values())
         self.wants_context = bool(parameters) and parameters[0].name == CONTEXT
         signature = inspect.signature(function).replace(parameters=parameters[1:] if self.wants_context else parameters)
@@ -107,6 +113,10 @@ class Handler(Form):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether its policy may try again after this error."""
+        return (not self._retry_on or isinstance(error, self._retry_on)) and not isinstance(error, self._no_retry_on)
 
     def entry(self) -> HandlerEntry:
         """What a worker tells of it."""

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from millstream_schema.durable.catalogue import HandlerEntry, Served
+from millstream_schema.durable.decisions import careful
 from millstream_schema.durable.outcomes import AnyOutcome, Killed, Unfit, Unstarted
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
@@ -22,7 +23,7 @@ from millstream_schema.store.claims import Claimed
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer, Settlement
 
-from .pool import Attempt, Pool
+from .pool import Pool
 from .shares import shares
 
 log = structlog.get_logger(__name__)
@@ -327,22 +328,22 @@ class TaskHost:
         return claimed
 
     def _feed(self) -> None:
-        """Begin what is buffered while slots are free. The start of an ``external`` attempt is committed before its code runs."""
+        """Begin what is buffered while slots are free. The start of an ``external`` attempt, or of one that was lost before, is committed before its code runs."""
         while self._buffer and self._pool.free() > 0 and self._clock.monotonic() < self._deadline:
             task = self._buffer[0]
             held = self._held[task]
             row = held.row
             if row.state is TaskState.DISPATCHED:
-                external = row.effects is Effects.EXTERNAL
-                if external and not self._db.run(lambda tx, r=row: claims.begin(tx, self.session, r.id, r.fence, r.token)):  # type: ignore[misc]
+                committed = careful(row)
+                if committed and not self._db.run(lambda tx, r=row: claims.begin(tx, self.session, r.id, r.fence, r.token)):  # type: ignore[misc]
                     self._fence(task)
                     continue
                 held.row = row = msgspec.structs.replace(row, state=TaskState.RUNNING, starts=row.starts + 1)
-                if external and self._clock.monotonic() >= self._deadline:
+                if committed and self._clock.monotonic() >= self._deadline:
                     return  # it counts as started; the loss of the lease decides
             self._buffer.popleft()
             held.began = True
-            self._pool.start(Attempt(row, alone=row.crashes > 0))
+            self._pool.start(row)
 
     # -- settling -----------------------------------------------------------------------------------------------------------------------
 

@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from millstream_schema.durable.outcomes import AnyOutcome
 from millstream_schema.durable.records import NewTask, TaskRow
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """One attempt as the pool gets it: the row as it was claimed. ``alone``: it took its process along before, so nothing else may run beside it in that process."""
-
-    task: TaskRow
-    alone: bool
-
 
 Report = Callable[[str, int, AnyOutcome, tuple[NewTask, ...], float], None]
 """Task, fence, how it ended, what it submits, how many seconds it ran."""
 
 
 class Pool(Protocol):
-    """Runs attempts. Calls nobody back: what it has to say goes through the host's thread-safe methods ``started`` and ``ended``."""
+    """Runs attempts. A pool that can be taken along runs one at a time in each process, so that a death is charged to what ran and to nothing else.
+
+    Calls nobody back: what it has to say goes through the host's thread-safe method ``ended``."""
 
     def free(self) -> int:
         """Slots in which an attempt would begin at once."""
         ...
 
-    def start(self, attempt: Attempt) -> None:
-        """Run it in a free slot. Reports its end once, whatever happens to it."""
+    def start(self, task: TaskRow) -> None:
+        """Run the attempt, the row as it was claimed, in a free slot. Reports its end once, whatever happens to it."""
         ...
 
     def cancel(self, task: str, fence: int) -> None:

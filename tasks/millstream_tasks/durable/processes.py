@@ -23,7 +23,7 @@ from millstream_schema.ports import Clock
 
 from ..shell.wire import pack, receive
 from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Run, TaskBoot, Until, decode_from_child, encode
-from .pool import Attempt, Report
+from .pool import Report
 
 log = structlog.get_logger(__name__)
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
@@ -119,12 +119,11 @@ class ProcessPool:
     def free(self) -> int:
         return sum(1 for c in self._children if c.ready and c.running is None)
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, task: TaskRow) -> None:
         child = next(c for c in self._children if c.ready and c.running is None)
-        policy = msgspec.json.decode(attempt.task.policy, type=Policy)
-        child.running = _Running(attempt.task, policy)
+        child.running = _Running(task, msgspec.json.decode(task.policy, type=Policy))
         child.seen = self._clock.monotonic()
-        child.send(Run(attempt.task))
+        child.send(Run(task))
 
     def cancel(self, task: str, fence: int) -> None:
         """Told, and killed after its grace."""

@@ -10,12 +10,13 @@ import threading
 from functools import partial
 
 from millstream_schema.durable.outcomes import AnyOutcome, Unstarted
-from millstream_schema.durable.records import NewTask
+from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.ports import Clock, Ids
 
 from .execution import execute
 from .handlers import HandlerRegistry
-from .pool import Attempt, Report
+from .pool import Report
+from .surroundings import Surroundings
 
 
 class ThreadPool:
@@ -28,7 +29,7 @@ class ThreadPool:
         self._ids = ids
         self._slots = slots
         self._report = report
-        self._waiting: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[TaskRow | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._told: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -37,14 +38,14 @@ class ThreadPool:
     def free(self) -> int:
         return self._slots - self._busy
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, task: TaskRow) -> None:
         with self._lock:
             self._busy += 1
             if len(self._threads) < min(self._busy, self._slots):
                 thread = threading.Thread(target=self._work, name=f"millstream-task-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._waiting.put(attempt)
+        self._waiting.put(task)
 
     def cancel(self, task: str, fence: int) -> None:
         """A thread is not interrupted: its handler can see it at ``ctx.cancelled``, and its end is taken as it comes."""
@@ -68,17 +69,20 @@ class ThreadPool:
             self._waiting.put(None)
 
     def _work(self) -> None:
-        while (attempt := self._waiting.get()) is not None:
-            mine = (attempt.task.id, attempt.task.fence)
+        while (task := self._waiting.get()) is not None:
+            mine = (task.id, task.fence)
             if self._clock.monotonic() >= self._deadline:
-                self._done(attempt, Unstarted(), (), 0.0)
+                self._done(task, Unstarted(), (), 0.0)
                 continue
             began = self._clock.monotonic()
-            outcome, submits = execute(attempt.task, self._registry, self._ids, partial(self._told.__contains__, mine))
+            outcome, submits = execute(task, self._registry, self._surroundings(mine))
             self._told.discard(mine)
-            self._done(attempt, outcome, submits, self._clock.monotonic() - began)
+            self._done(task, outcome, submits, self._clock.monotonic() - began)
 
-    def _done(self, attempt: Attempt, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
+    def _surroundings(self, mine: tuple[str, int]) -> Surroundings:
+        return Surroundings(self._ids, self._clock, partial(self._told.__contains__, mine))
+
+    def _done(self, task: TaskRow, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
         with self._lock:
             self._busy -= 1
-        self._report(attempt.task.id, attempt.task.fence, outcome, submits, seconds)
+        self._report(task.id, task.fence, outcome, submits, seconds)

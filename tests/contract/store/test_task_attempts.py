@@ -438,7 +438,7 @@ def lose(db: Database, name: str) -> None:
 @pytest.mark.parametrize("effects", list(Effects))
 @pytest.mark.parametrize("state", sorted(HELD))
 def test_what_a_lost_session_held_ends_by_its_effects(store: Opened, effects: Effects, state: TaskState) -> None:
-    """Never begun: ready again. Begun and external: to a person. The permit is free, evidence is kept, a loss is counted."""
+    """Never begun: ready again, and nothing is counted. Begun and external: to a person. The permit is free, evidence is kept, a loss is counted."""
     (row,) = taken(store.db, new(effects=effects, permit="p"), starting=int(state is T.RUNNING))
     if effects is Effects.EXTERNAL and state is T.RUNNING:
         assert begin(store.db, row)
@@ -446,7 +446,12 @@ def test_what_a_lost_session_held_ends_by_its_effects(store: Opened, effects: Ef
     lose(store.db, "s")
     after = read(store.db, row.id)
     unknown = effects is Effects.EXTERNAL and state is T.RUNNING
-    assert (after.state, after.cause, after.losses, after.session) == (T.UNKNOWN if unknown else T.READY, Cause.LOST, 1, "")
+    assert (after.state, after.cause, after.losses, after.session) == (
+        T.UNKNOWN if unknown else T.READY,
+        Cause.LOST,
+        int(state is T.RUNNING),
+        "",
+    )
     assert evidence(store.db, row.id) == [(1, "Lost", 0)] and permit(store.db).held == 0
     consistent(store.db)
 

@@ -126,7 +126,7 @@ class Life:
         more = (self.new("next 1"), self.new("next 2", delay_us=HOUR))
         self.settle(
             ending(rows["good"]), ending(rows["with more"], submits=more), ending(rows["raised"], o.RetryAsked(0, "later")),
-            ending(rows["given back"], o.Unstarted()), ending(rows["p0"]), ending(rows["ext"], o.Raised("E", "no", open_intent=True)),
+            ending(rows["given back"], o.Unstarted()), ending(rows["p0"]), ending(rows["ext"], o.AskedForReview("no")),
         )  # fmt: skip
         self.settle(ending(rows["ext asks"], o.AskedForReview("look")))
         self.do(lambda tx, _: claims.wake_due(tx, 10))

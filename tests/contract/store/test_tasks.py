@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from tests.contract.store.task_rows import (
 
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.decisions import RANK_STEP_US
-from millstream_schema.durable.records import Receipt
+from millstream_schema.durable.records import NewTask, Receipt
 from millstream_schema.durable.states import Cause, TaskState
 from millstream_schema.store import claims, settling, tasks
 from millstream_schema.store.database import Database, Transaction
@@ -346,18 +347,31 @@ def test_cancel_is_at_once_before_it_runs(store: Opened) -> None:
     assert read(store.db, held.id).state is T.RUNNING
 
 
-@pytest.mark.parametrize("starting", [0, 1], ids=["dispatched", "running"])
-def test_cancel_of_what_a_worker_holds_sets_a_flag_that_its_heartbeat_reads(store: Opened, starting: int) -> None:
+@pytest.mark.parametrize("kind", [new, external], ids=["idempotent", "external"])
+def test_cancel_of_what_has_not_begun_is_at_once_though_a_worker_holds_it(store: Opened, kind: Callable[..., NewTask]) -> None:
+    """The permit is free; the worker finds out by its heartbeat, at the start or at the end, and what it reports is too late."""
+    (row,) = taken(store.db, kind(permit="p"), starting=0)
+    assert store.db.run(lambda tx: settling.cancel(tx, row.id)) is T.CANCELLED
+    over = read(store.db, row.id)
+    assert (over.state, over.cause, over.session, permit(store.db).held) == (T.CANCELLED, Cause.CANCELLED, "", 0)
+    assert store.db.read(lambda tx: settling.flags(tx, "s")) == {}
+    assert store.db.run(lambda tx: claims.begin(tx, "s", row.id, row.fence, row.token)) is False
+    assert settle(store.db, ending(row, o.Unstarted())) == [Answer.STALE] and evidence(store.db, row.id) == []
+    assert settle(store.db, ending(row)) == [Answer.STALE] and evidence(store.db, row.id) == [(1, "Succeeded", 1)]
+    assert read(store.db, row.id) == over
+    consistent(store.db)
+
+
+def test_cancel_of_what_runs_sets_a_flag_that_its_heartbeat_reads(store: Opened) -> None:
     """Its permit stays taken until its end; the first end wins."""
-    (row,) = taken(store.db, new(permit="p"), starting=starting)
-    state = T.RUNNING if starting else T.DISPATCHED
-    assert store.db.run(lambda tx: settling.cancel(tx, row.id)) is state
+    (row,) = taken(store.db, new(permit="p"))
+    assert store.db.run(lambda tx: settling.cancel(tx, row.id)) is T.RUNNING
     after = read(store.db, row.id)
-    assert store.db.run(lambda tx: settling.cancel(tx, row.id)) is state
+    assert store.db.run(lambda tx: settling.cancel(tx, row.id)) is T.RUNNING
     assert read(store.db, row.id) == after, "asking again changes nothing"
     assert store.db.read(lambda tx: settling.flags(tx, "s")) == {row.id: (1, True)}
     assert permit(store.db).held == 1
-    assert settle(store.db, ending(row, o.Unstarted() if state is T.DISPATCHED else o.Raised("ValueError", "no"))) == [Answer.APPLIED]
+    assert settle(store.db, ending(row, o.Raised("ValueError", "no"))) == [Answer.APPLIED]
     assert (read(store.db, row.id).state, permit(store.db).held) == (T.CANCELLED, 0)
 
 

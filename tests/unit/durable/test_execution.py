@@ -12,21 +12,27 @@ import pydantic
 import pytest
 from tests.unit.durable.rows import task_row
 
-from millstream.testing.world import Faults, SimIds, World
+from millstream.testing.world import Faults, SimClock, SimIds, World
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.decisions import LONGEST_RETRY_US
-from millstream_schema.durable.records import NewTask, TaskRow
+from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.requests import HandlerSpec, Options, decode_arguments, decode_result, encode_arguments
 from millstream_schema.errors import TaskInvalid, UnknownHandler
-from millstream_schema.ports import SystemClock
-from millstream_tasks.durable.execution import Cancel, Fail, NeedsReview, Retry, Snooze, TaskContext, execute
+from millstream_schema.ports import Clock, SystemClock
+from millstream_tasks.durable.context import TaskContext
+from millstream_tasks.durable.execution import execute
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
-from millstream_tasks.durable.pool import Attempt
+from millstream_tasks.durable.surroundings import Surroundings
 from millstream_tasks.durable.threads import ThreadPool
+from millstream_tasks.durable.verbs import Cancel, Fail, NeedsReview, Retry, Snooze
 
 
 def ids() -> SimIds:
     return SimIds(World(0, Faults()))
+
+
+def around(told: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Surroundings:
+    return Surroundings(ids(), clock or SystemClock(), told)
 
 
 def registry(function: Callable[..., Any] | None = None, **others: Callable[..., Any]) -> HandlerRegistry:
@@ -42,7 +48,7 @@ def attempt(*args: Any, **changes: Any) -> TaskRow:
 
 
 def ended(function: Callable[..., Any], *args: Any, **changes: Any) -> o.AnyOutcome:
-    outcome, submits = execute(attempt(*args, **changes), registry(function), ids())
+    outcome, submits = execute(attempt(*args, **changes), registry(function), around())
     assert submits == ()
     writable(outcome)
     return outcome
@@ -134,7 +140,7 @@ def test_whatever_is_raised_is_an_outcome_that_can_be_written(error: BaseExcepti
     """Of the error's own name; no text of it can hold up the writing of other ends."""
     found = ended(raising(error))
     assert isinstance(found, o.Raised) and found.error == type(error).__name__
-    assert found.retryable and not found.open_intent
+    assert found.retryable
     assert "work" in found.message, "it says where"
 
 
@@ -163,14 +169,14 @@ def test_an_error_says_where_it_was_raised() -> None:
 
 def test_an_unknown_handler_is_unstarted() -> None:
     """Nothing was done: somebody else may know it."""
-    assert execute(attempt(), registry(other=print), ids()) == (o.Unstarted(), ())
+    assert execute(attempt(), registry(other=print), around()) == (o.Unstarted(), ())
 
 
 @pytest.mark.parametrize("args", ["", "[]", "nonsense", '[[],[["l"],["r",0]]]', '[["gone"],[["l"],["k"]]]', encode_arguments((1, 2), {})])
 def test_arguments_that_cannot_be_read_or_taken_end_it_for_good(args: str) -> None:
     """The same at every attempt, so there is only one."""
     called = []
-    outcome, _ = execute(task_row(args=args), registry(lambda a: called.append(a)), ids())
+    outcome, _ = execute(task_row(args=args), registry(lambda a: called.append(a)), around())
     assert isinstance(outcome, o.GaveUp) and outcome.message and not called
 
 
@@ -197,9 +203,88 @@ def test_a_result_that_cannot_be_stored_is_unfit(value: Any) -> None:
         ctx.submit("next")
         return value
 
-    outcome, submits = execute(attempt(), registry(work, next=print), ids())
+    outcome, submits = execute(attempt(), registry(work, next=print), around())
     assert isinstance(outcome, o.Unfit) and "result" in outcome.message and submits == ()
     writable(outcome)
+
+
+def test_what_it_submits_and_cannot_be_stored_ends_it_for_good() -> None:
+    """It would be the same at every attempt: FAILED with cause ``result``, not tried again."""
+
+    def work(ctx: TaskContext) -> None:
+        ctx.submit("next", object())
+
+    outcome, submits = execute(attempt(), registry(work, next=lambda a: a), around())
+    assert isinstance(outcome, o.Unfit) and "builtins.object" in outcome.message and submits == ()
+
+
+# -- what its author declared
+
+
+class Fatal(ValueError):
+    """A kind of its own."""
+
+
+@pytest.mark.parametrize(
+    ("declared", "error", "retryable"),
+    [
+        ({}, ValueError(), True),
+        ({"retry_on": (OSError, ValueError)}, ValueError(), True),
+        ({"retry_on": (OSError,)}, ValueError(), False),
+        ({"no_retry_on": (ValueError,)}, ValueError(), False),
+        ({"no_retry_on": (Fatal,)}, ValueError(), True),
+        ({"retry_on": (ValueError,), "no_retry_on": (Fatal,)}, Fatal(), False),
+        ({"retry_on": (ValueError,)}, SystemExit(), False),
+    ],
+    ids=["all", "named", "not named", "excluded", "another excluded", "excluded of named", "exit"],
+)
+def test_which_errors_are_tried_again(declared: dict[str, Any], error: BaseException, retryable: bool) -> None:
+    """By their class, subclasses with it; the verbs are not concerned."""
+
+    def of(raised: BaseException) -> o.AnyOutcome:
+        found = HandlerRegistry()
+        found.add(Handler(raising(raised), HandlerSpec(name="work"), **declared))
+        return execute(attempt(), found, around())[0]
+
+    outcome = of(error)
+    assert isinstance(outcome, o.Raised) and outcome.retryable is retryable
+    assert isinstance(of(Retry()), o.RetryAsked)
+
+
+def limited(run_ms: int, work: Callable[..., Any], told: bool = False) -> tuple[o.AnyOutcome, World]:
+    world = World(0, Faults())
+    found = registry(work)
+    policy = msgspec.json.encode(Policy(run_ms=run_ms)).decode()
+
+    def tick() -> bool:
+        world.now += 1.0  # each look takes a second
+        return told
+
+    return execute(attempt(policy=policy), found, around(tick, SimClock(world)))[0], world
+
+
+def test_an_attempt_is_told_when_its_time_is_over() -> None:
+    """``ctx.time_left`` counts down, ``ctx.cancelled`` says so from then on; obeying it is a failed attempt, not the wish of somebody who cancels."""
+    seen: list[tuple[bool, float | None]] = []
+
+    def work(ctx: TaskContext) -> None:
+        while not ctx.cancelled:
+            seen.append((ctx.overdue, ctx.time_left))
+        seen.append((ctx.overdue, ctx.time_left))
+        raise Cancel("in time")
+
+    assert limited(2500, work)[0] == o.Overran("in time")
+    assert seen == [(False, 1.5), (False, 0.5), (True, 0.0)]
+    assert limited(2500, work, told=True)[0] == o.CancelledItself("in time")
+
+
+def test_without_a_limit_there_is_no_end_of_time() -> None:
+    """None, and not told."""
+
+    def work(ctx: TaskContext) -> list[Any]:
+        return [ctx.time_left, ctx.overdue, ctx.cancelled]
+
+    assert decode_result(limited(0, work)[0].result) == [None, False, False]  # type: ignore[union-attr]
 
 
 # -- the context
@@ -215,8 +300,8 @@ def test_the_context_tells_of_the_attempt() -> None:
     asked = threading.Event()
     asked.set()
     row = attempt(7, starts=3, fence=5, permit_seq=9)
-    assert execute(row, registry(work), ids(), asked.is_set)[0] == o.Succeeded(ended(lambda: None).result)  # type: ignore[union-attr]
-    execute(row, registry(work), ids())
+    assert execute(row, registry(work), around(asked.is_set))[0] == o.Succeeded(ended(lambda: None).result)  # type: ignore[union-attr]
+    execute(row, registry(work), around())
     assert seen == [("task-1", "k", 3, 5, 9, True, 7), ("task-1", "k", 3, 5, 9, False, 7)]
 
 
@@ -232,7 +317,7 @@ def test_what_a_handler_submits_comes_with_its_success() -> None:
     row = attempt(namespace="shop", actor="me")
 
     def once() -> tuple[NewTask, ...]:
-        outcome, submits = execute(row, registry(work, next=lambda a: a), ids())
+        outcome, submits = execute(row, registry(work, next=lambda a: a), around())
         assert isinstance(outcome, o.Succeeded) and decode_result(outcome.result) == submits[0].id
         return submits
 
@@ -251,7 +336,7 @@ def test_what_a_handler_submitted_before_it_failed_does_not_come(error: BaseExce
         ctx.submit("next", 1)
         raise error
 
-    assert execute(attempt(), registry(work, next=lambda a: a), ids())[1] == ()
+    assert execute(attempt(), registry(work, next=lambda a: a), around())[1] == ()
 
 
 def test_a_submission_that_does_not_fit_is_refused_in_the_handler() -> None:
@@ -264,7 +349,7 @@ def test_a_submission_that_does_not_fit_is_refused_in_the_handler() -> None:
                 ctx.submit(name, *args)
             said.append(str(caught.value))
 
-    outcome, submits = execute(attempt(), registry(work, next=lambda a: a), ids())
+    outcome, submits = execute(attempt(), registry(work, next=lambda a: a), around())
     assert isinstance(outcome, o.Succeeded) and submits == ()
     assert len(said) == 3 and "nobody" in said[0]
 
@@ -307,7 +392,7 @@ def test_a_thread_pool_reports_every_end_and_keeps_its_slots() -> None:
     for name in errors:
         assert reports.free.acquire(timeout=20), reports.kinds
         assert pool.free() > 0
-        pool.start(Attempt(attempt(id=name), alone=False))
+        pool.start(attempt(id=name))
     reports.wait(len(errors))
     assert set(reports.kinds.values()) == {"Raised", "RetryAsked", "GaveUp"}
     assert pool.free() == 2
@@ -320,7 +405,7 @@ def test_a_thread_begins_nothing_past_the_lease() -> None:
     clock, reports = SystemClock(), Reports(1)
     pool = ThreadPool(registry(lambda: called.append(1)), clock, ids(), 1, reports)
     pool.lease(clock.monotonic() - 1)
-    pool.start(Attempt(attempt(id="t"), alone=False))
+    pool.start(attempt(id="t"))
     reports.wait(1)
     assert reports.kinds == {"t": "Unstarted"} and not called
     pool.close()
@@ -340,13 +425,13 @@ def test_a_thread_is_told_when_its_end_is_asked_for() -> None:
     clock, reports = SystemClock(), Reports(1)
     pool = ThreadPool(registry(work), clock, ids(), 1, reports)
     pool.lease(clock.monotonic() + 60)
-    pool.start(Attempt(attempt(id="meant", fence=2), alone=False))
+    pool.start(attempt(id="meant", fence=2))
     assert begun.wait(20)
     pool.cancel("meant", 1)
     pool.cancel("meant", 2)
     told.set()
     reports.wait(1)
-    pool.start(Attempt(attempt(id="other", fence=2), alone=False))
+    pool.start(attempt(id="other", fence=2))
     reports.wait(2)
     assert seen == [True, False]
     pool.close()

@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from millstream.handlers import Handlers
-from millstream_schema.durable.records import NewTask
+from millstream_schema.durable.records import NewTask, Policy
 from millstream_schema.durable.requests import HandlerSpec, Options, decode_arguments
 from millstream_schema.durable.states import Effects
 from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
@@ -299,7 +299,10 @@ def test_an_annotation_that_cannot_be_checked_is_refused_when_it_is_registered()
         ("name", {"name": "a b"}), ("queue", {"queue": "a/b"}), ("effects", {"effects": "none"}), ("attempts", {"attempts": 0}), ("attempts", {"attempts": 2.5}),
         ("capacity", {"capacity": 1.5}), ("capacity", {"capacity": 2**31}), ("attempts", {"attempts": 10**9}),
         ("delay", {"delay": -1}), ("delay", {"delay": 10, "max_delay": 5}), ("max_delay", {"max_delay": 10**9}), ("delay", {"delay": float("nan")}),
-        ("capacity", {"capacity": 0}), ("ordered", {"ordered": True}),
+        ("capacity", {"capacity": 0}), ("ordered", {"ordered": True}), ("jitter", {"jitter": 1.5}), ("run", {"run": -1}), ("run", {"run": float("inf")}),
+        ("grace", {"grace": -1}), ("heartbeat", {"heartbeat": 1}), ("start_by", {"start_by": "1"}), ("deadline", {"deadline": -5}), ("crashes", {"crashes": 0}),
+        ("losses", {"losses": True}), ("snoozes", {"snoozes": -1}), ("intents_only", {"intents_only": True, "effects": "idempotent"}),
+        ("retry_on", {"retry_on": "ValueError"}), ("no_retry_on", {"no_retry_on": (ValueError, int)}),
     ],
 )  # fmt: skip
 def test_a_bad_declaration_is_named(said: str, options: dict[str, Any]) -> None:
@@ -311,6 +314,46 @@ def test_a_bad_declaration_is_named(said: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=said):
         handlers.task(**options)(work)
     assert handlers.registry.names() == ()
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    """A slip of the pen is not a limit that does not hold."""
+    options: dict[str, Any] = {"retries": 3}
+    with pytest.raises(TypeError, match="retries"):
+        Handlers().task(**options)
+
+
+def test_limits_go_with_each_task_and_a_submission_may_set_its_own_times() -> None:
+    """As they were when it was submitted; what the handler says of times holds where the submission says nothing."""
+    handlers = Handlers()
+
+    @handlers.task(
+        name="w",
+        run=1.5,
+        grace=2,
+        heartbeat=4,
+        crashes=5,
+        losses=6,
+        snoozes=0,
+        jitter=0.5,
+        intents_only=True,
+        start_by=60,
+        deadline=3600,
+        retry_on=OSError,
+    )
+    def work() -> None: ...
+
+    new = request(work)
+    assert new.policy == Policy(
+        attempts=5, run_ms=1500, grace_ms=2000, heartbeat_ms=4000, crashes=5, losses=6, snoozes=0, jitter=0.5, start_by_ms=60_000, deadline_ms=3_600_000, intents_only=True,
+    )  # fmt: skip
+    assert (new.start_by_us, new.deadline_us) == (60_000_000, 3_600_000_000)
+    own = request(work, options=Options(start_by_s=1, deadline_s=2))
+    assert (own.start_by_us, own.deadline_us) == (1_000_000, 2_000_000)
+    by = request(work, options=Options(expires_at=dt.datetime(2030, 1, 1, tzinfo=dt.UTC)))
+    assert (by.start_by_us, by.expires_us > 0) == (0, True)
+    assert new.digest == request(work).digest, "defaults are no part of it"
+    assert work.retries(ConnectionError()) and not work.retries(ValueError())
 
 
 def test_a_coroutine_function_is_refused() -> None:

@@ -17,7 +17,6 @@ from millstream_schema.store import settling, tasks
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.settling import Answer
 from millstream_tasks.durable.host import HostSettings, TaskHost
-from millstream_tasks.durable.pool import Attempt
 
 T = TaskState
 
@@ -35,10 +34,10 @@ class Noted:
     def free(self) -> int:
         return self.slots - len(self.running)
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, task: TaskRow) -> None:
         assert self.free() > 0
-        self.running.append(attempt.task)
-        self.begun.append(attempt.task)
+        self.running.append(task)
+        self.begun.append(task)
 
     def cancel(self, task: str, fence: int) -> None:
         self.told.append(task)

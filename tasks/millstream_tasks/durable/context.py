@@ -1,0 +1,76 @@
+"""What a handler may know of its attempt and ask of it: the parameter ``ctx``.
+
+Made by :mod:`.execution` for each attempt, used by user code on its thread. What must never happen here: an effect that is not fenced by the attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millstream_schema.durable.records import NewTask, Policy, TaskRow
+from millstream_schema.durable.requests import Options
+
+from .handlers import Handler, HandlerRegistry
+from .surroundings import Surroundings
+
+
+class TaskContext:
+    """One attempt, as its handler sees it. ``permit_seq``: hand it to the guarded resource, which refuses smaller ones."""
+
+    def __init__(self, task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> None:
+        self._task = task
+        self._around = around
+        self._registry = registry
+        run_ms = msgspec.json.decode(task.policy, type=Policy).run_ms
+        self._ends_at = around.clock.monotonic() + run_ms / 1000 if run_ms else None
+        self.submits: list[NewTask] = []
+
+    @property
+    def task_id(self) -> str:
+        return self._task.id
+
+    @property
+    def key(self) -> str:
+        return self._task.key
+
+    @property
+    def attempt(self) -> int:
+        """Number of this start, from 1."""
+        return max(1, self._task.starts)
+
+    @property
+    def fence(self) -> int:
+        """Only grows: a later attempt's is larger."""
+        return self._task.fence
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this attempt's end is asked for: by a cancel, by its worker, or because its time is over. ``raise Cancel`` obeys."""
+        return self._around.told() or self.overdue
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until its handler's ``run`` is over, 0 past it; None: there is no limit."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - self._around.clock.monotonic())
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its handler's ``run`` is over: it is killed after ``grace``, where it can be."""
+        return self._ends_at is not None and self._around.clock.monotonic() >= self._ends_at
+
+    @property
+    def permit_seq(self) -> int:
+        return self._task.permit_seq
+
+    def submit(self, handler: str | Handler, /, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
+        """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""
+        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        task_id = self._around.ids.new("task", 10)
+        own = key or f"{self._task.id}/{len(self.submits)}"
+        origin = f"task:{self._task.id}"
+        self.submits.append(
+            found.request(self._task.namespace, task_id, own, args, kwargs, options or Options(), actor=self._task.actor, origin=origin)
+        )
+        return task_id

@@ -1,0 +1,20 @@
+"""What an attempt is given beside its arguments by whoever runs it: clocks, ids, and the ways to ask and tell its worker something.
+
+Made by the pools for each attempt, in the process or thread that runs it. What must never happen here: anything of another attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from millstream_schema.ports import Clock, Ids
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """``told``: whether the end of this attempt is asked for."""
+
+    ids: Ids
+    clock: Clock
+    told: Callable[[], bool]
