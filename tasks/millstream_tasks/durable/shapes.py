@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, Literal, Union
 from uuid import UUID
 
 import pydantic
@@ -82,7 +82,9 @@ _KEYWORDS = {
 class _Describing(GenerateJsonSchema):
     """pydantic's generator, whose every node says which Python type it stands for; what cannot be said is opaque."""
 
-    ignored_warning_kinds: ClassVar = {"skipped-choice", "non-serializable-default"}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
 
     def generate_inner(self, schema: Any) -> dict[str, Any]:
         made = dict(super().generate_inner(schema))
