@@ -16,7 +16,7 @@ from ..durable.records import TaskRow
 from ..durable.states import Effects, TaskState
 from ..states import NodeState
 from .columns import not_empty
-from .database import Query, Transaction
+from .database import ClockQuery, Query, Transaction
 from .rows import to
 from .selection import select
 from .tables import Tables
@@ -27,7 +27,8 @@ LANES = 200
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """What a claim gave. ``next_us``: the database's time when the next waiting task is due; ``now_us``: its time now; ``more``: another claim at once may find some."""
+    """What a claim gave. ``next_us``: the database's time when the next waiting task is due, looked up when nothing was claimed;
+    ``now_us``: its time now; ``more``: another claim at once may find some."""
 
     tasks: list[TaskRow]
     now_us: int
@@ -35,9 +36,14 @@ class Claimed(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-def _session(t: Tables) -> sa.Select[tuple[int]]:
+def _session(t: Tables, now: sa.ColumnElement[int], dialect: str) -> sa.Select[tuple[int, int]]:
+    """Locked first, then the clock is read: a lease that ran out while this waited has run out. PostgreSQL computes a list before it locks, but not that of what surrounds it."""
     n = t.node
-    return sa.select(n.c.expires_us).where(n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE).with_for_update()
+    lease = sa.select(n.c.expires_us).where(n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE).with_for_update()
+    if dialect != "postgresql":
+        return lease.add_columns(now.label("now_us"))
+    locked = lease.subquery()
+    return sa.select(locked.c.expires_us, now.label("now_us"))
 
 
 def _give(t: Tables) -> sa.Update:
@@ -51,7 +57,7 @@ def _give(t: Tables) -> sa.Update:
     return sa.update(t.task).where(*where).values(given)
 
 
-_SESSION = Query(_session)
+_SESSION = ClockQuery(_session)
 _GIVE = Query(_give)
 _OF_CLAIM = Query(
     lambda t: (
@@ -114,10 +120,10 @@ def claim(
     ``claim_id`` is made before the first try; ``again``: the outcome of an earlier try is unknown, and what it gave is given once more. The first ``starting`` tasks begin at once:
     the start of all that are not ``external`` is folded in.
     """
-    lease = tx.row(_SESSION, session=session)  # locked first, then the clock is read: a lease that ran out while this waited has run out
-    now = tx.now_us()
-    if lease is None or lease["expires_us"] <= now:
+    lease = tx.row(_SESSION, session=session)
+    if lease is None or lease["expires_us"] <= lease["now_us"]:
         return None
+    now = int(lease["now_us"])
     if again:
         before = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
         if before:
@@ -139,8 +145,7 @@ def claim(
                 for t in part
             ]
     given.sort(key=lambda t: (t.rank, t.id))
-    full = len(given) >= sum(shares.values()) > 0
-    return Claimed(given, now, None if full else next_wake(tx), found.more)
+    return Claimed(given, now, None if given else next_wake(tx), found.more)
 
 
 def next_wake(tx: Transaction) -> int | None:

@@ -25,6 +25,8 @@ from .tables import Tables, tables
 
 T = TypeVar("T")
 ATTEMPTS = 8
+ASKED_AFTER = 0.5
+"""Seconds a connection may rest and be used again without being asked whether its server is still there."""
 _NOW = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))",
@@ -56,13 +58,41 @@ class Query:
 
     def __init__(self, build: Callable[[Tables], Any]) -> None:
         self._build = build
-        self._built: dict[str, Any] = {}
+        self._built: dict[tuple[str, str], Any] = {}
 
-    def of(self, tables_: Tables) -> Any:
-        found = self._built.get(tables_.prefix)
+    def of(self, tx: Transaction) -> Any:
+        """It, for the tables and the database of a transaction."""
+        found = self._built.get((tx.t.prefix, tx.dialect))
         if found is None:
-            found = self._built[tables_.prefix] = self._build(tables_)
+            found = self._built[tx.t.prefix, tx.dialect] = self.built(tx)
         return found
+
+    def built(self, tx: Transaction) -> Any:
+        return self._build(tx.t)
+
+
+class ClockQuery(Query):
+    """Likewise, with the database's clock in it: ``build`` gets the tables, the clock's expression and the dialect."""
+
+    def __init__(self, build: Callable[[Tables, sa.ColumnElement[int], str], Any]) -> None:
+        super().__init__(lambda t: t)
+        self._with_clock = build
+
+    def built(self, tx: Transaction) -> Any:
+        return self._with_clock(tx.t, tx.now(), tx.dialect)
+
+
+class NewRows(Query):
+    """Likewise an INSERT of rows whose unique keys are free, for databases that have such a clause. ``expressions``: columns the database computes."""
+
+    def __init__(self, table: Callable[[Tables], sa.Table], expressions: Callable[[sa.ColumnElement[int]], dict[str, Any]]) -> None:
+        super().__init__(table)
+        self.table = table
+        self.expressions = expressions
+
+    def built(self, tx: Transaction) -> Any:
+        insert = postgresql.insert if tx.dialect == "postgresql" else sqlite.insert
+        return insert(self.table(tx.t)).on_conflict_do_nothing().values(self.expressions(tx.now()))
 
 
 class Transaction:
@@ -86,7 +116,7 @@ class Transaction:
 
     def _result(self, statement: Any, values: dict[str, Any]) -> CursorResult[Any]:
         if isinstance(statement, Query):
-            statement = statement.of(self.t)
+            statement = statement.of(self)
         return self._connection.execute(statement, values or None)
 
     def rows(self, statement: Any, **values: Any) -> list[dict[str, Any]]:
@@ -134,6 +164,13 @@ class Transaction:
             statement = statement.values(expressions)
         # Without the option SQLAlchemy answers -1 for an INSERT.
         return self._connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+
+    def insert_new(self, statement: NewRows, rows: list[dict[str, Any]]) -> int:
+        """Insert every row whose unique keys are free; how many were inserted."""
+        if self.dialect == "mysql":
+            return self.insert_those_new(statement.table(self.t), statement.expressions(self.now()), rows)
+        parameters = rows[0] if len(rows) == 1 else rows
+        return self._connection.execute(statement.of(self), parameters, execution_options={"preserve_rowcount": True}).rowcount
 
     def _inserted_mysql(self, table: sa.Table, expressions: dict[str, Any] | None, values: dict[str, Any]) -> bool:
         """A plain INSERT whose duplicate is an answer: INSERT IGNORE would also cut off what is too long and pass over CHECK constraints."""
@@ -199,7 +236,6 @@ class Database:
             flags += " -c enable_sort=off -c enable_bitmapscan=off -c jit=off"
             options |= {
                 "isolation_level": "READ COMMITTED",
-                "pool_pre_ping": True,
                 # A peer that vanished without a word is noticed: without this a renewal could wait for hours.
                 "connect_args": {
                     "options": flags, "connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 30_000,
@@ -208,7 +244,6 @@ class Database:
         else:
             options |= {
                 "isolation_level": "READ COMMITTED",
-                "pool_pre_ping": True,
                 "connect_args": {"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30},
             }
         try:
@@ -220,7 +255,24 @@ class Database:
         event.listen(engine, "connect", {"sqlite": self._on_sqlite, "mysql": self._on_mysql}.get(self.dialect, _nothing))
         if self.dialect == "sqlite":
             event.listen(engine, "begin", _begin_sqlite)
+        else:
+            event.listen(engine, "checkin", self._rested)
+            event.listen(engine, "checkout", self._still_there)
         return engine
+
+    def _rested(self, _connection: Any, record: Any) -> None:
+        record.info["rested"] = self._clock.monotonic()
+
+    def _still_there(self, connection: Any, record: Any, _proxy: Any) -> None:
+        """Ask a connection that rested for a while whether its server is still there: one that was used just now need not be asked."""
+        if self._clock.monotonic() - record.info.get("rested", 0.0) < ASKED_AFTER:
+            return
+        try:
+            alive = self.engine.dialect.do_ping(connection)
+        except self.engine.dialect.loaded_dbapi.Error:
+            alive = False
+        if not alive:
+            raise sa.exc.DisconnectionError("the server has closed this connection")
 
     def _on_sqlite(self, connection: Any, _record: Any) -> None:
         connection.isolation_level = None
@@ -256,7 +308,9 @@ class Database:
             raise self._mapped(exc) from exc
         with connection:
             if read_only:
-                connection = connection.execution_options(millstream_read_only=True)
+                # PostgreSQL: without BEGIN and ROLLBACK round it; under READ COMMITTED each statement sees what is committed when it begins, with or without.
+                alone = {"isolation_level": "AUTOCOMMIT"} if self.dialect == "postgresql" else {}
+                connection = connection.execution_options(millstream_read_only=True, **alone)
             try:
                 connection.begin()
                 yield Transaction(connection, self.tables, self.dialect)
@@ -361,4 +415,4 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-__all__ = ["Database", "Faults", "Query", "Transaction"]
+__all__ = ["ClockQuery", "Database", "Faults", "NewRows", "Query", "Transaction"]

@@ -17,7 +17,7 @@ from ..durable.decisions import RANK_STEP_US, Decision, rank
 from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
 from ..durable.states import TaskState, may_become
 from .columns import not_empty
-from .database import Query, Transaction
+from .database import NewRows, Query, Transaction
 from .permits import refill, release
 from .rows import to
 from .tables import Tables
@@ -43,6 +43,10 @@ _LOCKED = Query(lambda t: sa.select(t.task).where(t.task.c.id == sa.bindparam("i
 
 def submit(tx: Transaction, new: NewTask) -> Receipt:
     """Insert it, or answer with what is stored under its key. The later of two with one key waits for the first to commit, at most the lock timeout."""
+    if _plain(new):
+        if tx.insert_new(_PLAIN, [_row_of_plain(new)]) == 1:
+            return Receipt(new.id, TaskState.READY, new.digest)
+        return _known(tx, new)
     waits = new.delay_us > 0 or new.due_us > tx.now_us() if new.due_us else new.delay_us > 0
     if tx.insert_or_nothing(tx.t.task, _times(tx, new, waits), **_values(new, waits)):
         return Receipt(new.id, TaskState.SCHEDULED if waits else TaskState.READY, new.digest)
@@ -56,12 +60,11 @@ def submit_many(tx: Transaction, news: Sequence[NewTask]) -> list[Receipt]:
     """
     ordered = sorted(news, key=lambda n: (n.namespace, n.handler, n.key))
     receipts: dict[str, Receipt] = {}
-    plain = [n for n in ordered if not (n.delay_us or n.due_us or n.expires_us or n.start_by_us or n.deadline_us)]
+    plain = [n for n in ordered if _plain(n)]
     for start in range(0, len(plain), TOGETHER):
         part = plain[start : start + TOGETHER]
-        rows = [{**_values(n, False), "earlier_us": n.priority * RANK_STEP_US} for n in part]
         distinct = len({(n.namespace, n.handler, n.key) for n in part}) == len(part)
-        if distinct and tx.insert_those_new(tx.t.task, _times_of_plain(tx), rows) == len(part):
+        if distinct and tx.insert_new(_PLAIN, [_row_of_plain(n) for n in part]) == len(part):
             receipts |= {n.id: Receipt(n.id, TaskState.READY, n.digest) for n in part}
     for new in ordered:
         if new.id not in receipts:
@@ -108,18 +111,22 @@ def _times(tx: Transaction, new: NewTask, waits: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _times_of_plain(tx: Transaction) -> dict[str, Any]:
-    """Likewise for many rows of one statement."""
-    now = tx.now()
-    return {
-        "rank": now - sa.bindparam("earlier_us", type_=sa.BigInteger()),
-        "wake_us": None,
-        "due_us": now,
-        "created_us": now,
-        "changed_us": now,
-        "start_by_us": 0,
+def _plain(new: NewTask) -> bool:
+    """Due at once, without times of its own."""
+    return not (new.delay_us or new.due_us or new.expires_us or new.start_by_us or new.deadline_us)
+
+
+def _row_of_plain(new: NewTask) -> dict[str, Any]:
+    return {**_values(new, False), "earlier_us": new.priority * RANK_STEP_US}
+
+
+_PLAIN = NewRows(
+    lambda t: t.task,
+    lambda now: {
+        "rank": now - sa.bindparam("earlier_us", type_=sa.BigInteger()), "wake_us": None, "due_us": now, "created_us": now, "changed_us": now, "start_by_us": 0,
         "deadline_us": 0,
-    }
+    },
+)  # fmt: skip
 
 
 @cache
