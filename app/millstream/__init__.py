@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ConfigurationError,
         Fenced,
         FingerprintMismatch,
+        ForeignSession,
         JobConflict,
         JobFailed,
         JobInvalid,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         OperatorError,
         RecordError,
         RestoreRefused,
+        RetryTransaction,
         ReviewConflict,
         SchemaMismatch,
         SinkError,
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
     from .embedded import EmbeddedCluster
     from .handlers import Handlers
     from .installation import Installation
+    from .joining import TaskReceipt, enlist
     from .pipelines import Pipelines
     from .task_worker import TaskWorker
     from .tasks import Tasks
@@ -109,6 +112,7 @@ _HOMES = {
     "millstream.embedded": "EmbeddedCluster",
     "millstream.handlers": "Handlers",
     "millstream.installation": "Installation",
+    "millstream.joining": "TaskReceipt enlist",
     "millstream.pipelines": "Pipelines",
     "millstream.task_worker": "TaskWorker",
     "millstream.tasks": "Tasks",
@@ -121,8 +125,8 @@ _HOMES = {
     "millstream_schema.durable.states": "TaskState",
     "millstream_schema.errors": (
         "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError Fenced "
-        "FingerprintMismatch JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError OperatorError RecordError "
-        "RestoreRefused ReviewConflict SchemaMismatch SinkError SnapshotMissing SnapshotUnreadable SourceError SourceUnavailable StorageError "
+        "FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError OperatorError RecordError "
+        "RestoreRefused RetryTransaction ReviewConflict SchemaMismatch SinkError SnapshotMissing SnapshotUnreadable SourceError SourceUnavailable StorageError "
         "StorageUnavailable StoreError StoreUnavailable TaskConflict TaskFailed TaskInvalid TaskNotFound UnknownFactory UnknownFormat UnknownHandler "
         "UnknownQueue"
     ),
@@ -176,6 +180,7 @@ __all__ = [
     "FileSink",
     "FileSource",
     "FingerprintMismatch",
+    "ForeignSession",
     "GeneratorSource",
     "Guarantee",
     "Handle",
@@ -212,6 +217,7 @@ __all__ = [
     "RestartPolicy",
     "RestoreRefused",
     "Retry",
+    "RetryTransaction",
     "ReviewConflict",
     "SchemaMismatch",
     "Sink",
@@ -241,6 +247,7 @@ __all__ = [
     "TaskFailed",
     "TaskInvalid",
     "TaskNotFound",
+    "TaskReceipt",
     "TaskState",
     "TaskWorker",
     "Tasks",
@@ -253,6 +260,7 @@ __all__ = [
     "Window",
     "WindowedStream",
     "__version__",
+    "enlist",
 ]
 
 

@@ -38,6 +38,7 @@ from .catalogue import Catalogue, require_options_apart
 from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
+from .joining import Joining, TaskReceipt, hinting
 
 T = TypeVar("T")
 _REPEATS = 5
@@ -80,6 +81,7 @@ class Tasks:
 
     ``handlers``: what they do not hold is submitted by name, checked against what workers told of themselves. ``actor``: who acts, kept with what is done.
     ``changed``: set by who knows that a task moved; waiting then looks at once. ``wake``: told of the queue after each submission; it may neither wait nor fail.
+    ``sessions``: gives the transaction that a submission joins which names none, or None.
     Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
     """
 
@@ -95,6 +97,7 @@ class Tasks:
         database: Database | None = None,
         changed: threading.Event | None = None,
         wake: Callable[[str], None] | None = None,
+        sessions: Callable[[], Any] | None = None,
     ) -> None:
         if not NAME.match(namespace):
             raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
@@ -110,6 +113,7 @@ class Tasks:
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._changed = changed or threading.Event()
         self._wake = wake
+        self._joining = Joining(self.database, self._clock, wake, sessions)
         try:
             with reachable(self.database.url):
                 require_file(self.database)
@@ -154,13 +158,18 @@ class Tasks:
         priority: int = 0,
         queue: str = "",
         permit: str = "",
+        session: Any = None,
         **kwargs: Any,
-    ) -> Receipt:
+    ) -> TaskReceipt:
         """Accept a task; its receipt. With the same ``key`` and content: the first receipt, ``replayed``.
 
         ``delay``: seconds by the database's clock, or ``due_at``, an aware datetime. ``start_by``: seconds after that within which it must start; ``deadline``: seconds
         from now within which it must end. ``priority``: each unit is worth a second of waiting. Raises TaskInvalid, UnknownHandler, TaskConflict (the key is known
         with other content), StoreUnavailable.
+
+        ``session``: an SQLAlchemy Session or Connection, ``django.db.connection``, or a connection of psycopg, PyMySQL or sqlite3, to the installation's own database. The task
+        then is there when the caller's transaction commits, and never was when it rolls back. Further raises ForeignSession (another database: use an Outbox) and
+        RetryTransaction (run the whole transaction again).
         """
         form = self._catalogue.form(handler)
         require_options_apart(form, "submit()")
@@ -168,7 +177,7 @@ class Tasks:
             queue=queue, priority=priority, delay_s=delay, due_at=due_at, start_by_s=start_by, deadline_s=deadline, business_key=business_key,
             permit=permit,
         )  # fmt: skip
-        return self.submit_with(handler, args, kwargs, key=key, options=options)
+        return self.submit_with(handler, args, kwargs, key=key, options=options, session=session)
 
     def submit_with(
         self,
@@ -178,7 +187,8 @@ class Tasks:
         *,
         key: str = "",
         options: Options | None = None,
-    ) -> Receipt:
+        session: Any = None,
+    ) -> TaskReceipt:
         """As :meth:`submit`, arguments and options kept apart: for handlers whose parameters are named like options, and for callers that pass on what they were given."""
         found = self._form(handler, options)
         new = found.request(
@@ -191,21 +201,22 @@ class Tasks:
             actor=self._actor,
             origin="direct",
         )
-        receipt = self._run(lambda tx: tasks.submit(tx, new))
+        transaction = self._joining.transaction(session, self._run)
+        receipt = transaction.run(lambda tx: tasks.submit(tx, new))
         if receipt.conflict:
             raise TaskConflict(_conflict(new, receipt))
-        if self._wake is not None:
-            self._wake(new.queue)
-        return receipt
+        transaction.told([new.queue])
+        return hinting(receipt, new.queue, self._wake)
 
-    def submit_many(self, handler: str | Handler, items: Sequence[Item]) -> list[Receipt | Refusal]:
-        """Accept many in one transaction; an answer for each, in the order given. What is refused holds up no other. Raises UnknownHandler, StoreUnavailable."""
+    def submit_many(self, handler: str | Handler, items: Sequence[Item], *, session: Any = None) -> list[Receipt | Refusal]:
+        """Accept many in one transaction; an answer for each, in the order given. What is refused holds up no other. ``session``, errors: as in :meth:`submit`."""
         self._catalogue.form(handler)
         return self.accept(
-            [Request(handler=handler, args=i.args, kwargs=i.kwargs, key=i.key, options=i.options, origin="batch") for i in items]
+            [Request(handler=handler, args=i.args, kwargs=i.kwargs, key=i.key, options=i.options, origin="batch") for i in items],
+            session=session,
         )
 
-    def accept(self, requests: Sequence[Request]) -> list[Receipt | Refusal]:
+    def accept(self, requests: Sequence[Request], *, session: Any = None) -> list[Receipt | Refusal]:
         """Accept requests of any handlers in one transaction; an answer for each, in the order given. Raises StoreUnavailable."""
         answers: dict[int, Receipt | Refusal] = {}
         news: dict[int, NewTask] = {}
@@ -223,12 +234,12 @@ class Tasks:
                 )
             except (TaskInvalid, UnknownHandler) as exc:
                 answers[at] = Refusal(str(exc))
-        receipts = self._run(lambda tx: tasks.submit_many(tx, list(news.values())))
+        transaction = self._joining.transaction(session, self._run)
+        receipts = transaction.run(lambda tx: tasks.submit_many(tx, list(news.values())))
         for at, receipt in zip(news, receipts, strict=True):
-            answers[at] = Refusal(_conflict(news[at], receipt)) if receipt.conflict else receipt
-        if self._wake is not None:
-            for queue in {n.queue for n in news.values()}:
-                self._wake(queue)
+            conflict = Refusal(_conflict(news[at], receipt)) if receipt.conflict else None
+            answers[at] = conflict or hinting(receipt, news[at].queue, self._wake)
+        transaction.told(sorted({n.queue for n in news.values()}))
         return [answers[at] for at in range(len(requests))]
 
     def _form(self, handler: str | Handler, options: Options | None) -> Form:

@@ -7,6 +7,7 @@ signals (they derive from ``BaseException`` and live beside their single catcher
 
     MillstreamError
     ├── ConfigurationError        a setting or argument is wrong; says which, and what to write instead
+    │   └── ForeignSession        session= is one of another database; names the way to submit from there
     ├── JobInvalid                a job's model is wrong; ``problems`` lists everything wrong at once
     ├── UnknownFactory            no factory of that name is registered here
     ├── JobNotFound
@@ -36,6 +37,7 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── StoreError                the SQL store
     │   ├── StoreUnavailable      cannot be reached; safe to try again
     │   ├── CommitUnknown         COMMIT was sent and its answer lost; execute the guarded statement again
+    │   ├── RetryTransaction      a caller's transaction met another one; roll it back and run the whole of it again
     │   └── SchemaMismatch        the database's schema is newer, older or half migrated
     ├── Fenced                    a newer generation exists; the caller is stale and must stop
     ├── RestoreRefused            a snapshot does not fit the job; ``differences`` lists why
@@ -55,6 +57,10 @@ class MillstreamError(Exception):
 
 class ConfigurationError(MillstreamError):
     """A setting or argument is wrong."""
+
+
+class ForeignSession(ConfigurationError):
+    """A session that is to be joined belongs to another database than the installation's. Nothing was written."""
 
 
 class JobInvalid(MillstreamError):
@@ -186,6 +192,13 @@ class StoreUnavailable(StoreError):
 
 class CommitUnknown(StoreError):
     """COMMIT was sent and its answer lost; execute the same guarded statement again."""
+
+
+class RetryTransaction(StoreError):
+    """A deadlock, a serialisation failure or a lock that was not granted in time, met by a statement of ours in a caller's transaction.
+
+    The caller rolls the transaction back and runs the whole of it again; what has been done in it is not to be committed.
+    """
 
 
 class SchemaMismatch(StoreError):

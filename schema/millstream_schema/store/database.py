@@ -357,17 +357,12 @@ class Database:
         raise AssertionError("unreachable")
 
     def _mapped(self, exc: sa.exc.DBAPIError) -> BaseException:
-        original = exc.orig
-        code = getattr(original, "sqlstate", None)
-        number = original.args[0] if original is not None and original.args else None
-        text = str(original).splitlines()[0] if original is not None and str(original) else type(original).__name__
-        if code in _RETRY_PG or number in _RETRY_MYSQL or (self.dialect == "sqlite" and "locked" in text):
-            return Retry(text)
-        defect = number in _DEFECT_MYSQL or (self.dialect == "sqlite" and text.startswith(_DEFECT_SQLITE))
-        away = exc.connection_invalidated or isinstance(exc, (sa.exc.OperationalError, sa.exc.InterfaceError)) or number in _GONE_MYSQL
-        if away and not defect:
-            return StoreUnavailable(f"the database at {self.url.render_as_string(hide_password=True)} cannot be used: {text}")
-        return StoreError(f"{type(original).__name__}: {text}")
+        return meaning(exc, self.dialect, f"at {self.url.render_as_string(hide_password=True)}")
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        """How long a statement waits for another transaction."""
+        return self._timeout_ms
 
     def close(self) -> None:
         self.engine.dispose()
@@ -383,6 +378,21 @@ def _forget_connections() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_connections)
+
+
+def meaning(exc: sa.exc.DBAPIError, dialect: str, where: str) -> BaseException:
+    """A driver's error as Retry, StoreUnavailable or StoreError. ``where``: which database, for people."""
+    original = exc.orig
+    code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    number = original.args[0] if original is not None and original.args else None
+    text = str(original).splitlines()[0] if original is not None and str(original) else type(original).__name__
+    if code in _RETRY_PG or number in _RETRY_MYSQL or (dialect == "sqlite" and "locked" in text):
+        return Retry(text)
+    defect = number in _DEFECT_MYSQL or (dialect == "sqlite" and text.startswith(_DEFECT_SQLITE))
+    away = exc.connection_invalidated or isinstance(exc, (sa.exc.OperationalError, sa.exc.InterfaceError)) or number in _GONE_MYSQL
+    if away and not defect:
+        return StoreUnavailable(f"the database {where} cannot be used: {text}")
+    return StoreError(f"{type(original).__name__}: {text}")
 
 
 def _write_ahead(connection: Any) -> None:
