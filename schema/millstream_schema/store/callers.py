@@ -33,6 +33,8 @@ _NOW = {
 class CallersTransaction(Transaction):
     """The caller's transaction. On SQLite the time is a literal: its clock is a function that a caller's connection does not have."""
 
+    own_clock = True
+
     def __init__(self, connection: Connection, tables_: Tables, dialect: str, clock: Clock) -> None:
         super().__init__(connection, tables_, dialect)
         self._clock = clock

@@ -60,8 +60,12 @@ class Query:
         self._build = build
         self._built: dict[tuple[str, str], Any] = {}
 
+    has_clock = False
+
     def of(self, tx: Transaction) -> Any:
         """It, for the tables and the database of a transaction."""
+        if self.has_clock and tx.own_clock:
+            return self.built(tx)
         found = self._built.get((tx.t.prefix, tx.dialect))
         if found is None:
             found = self._built[tx.t.prefix, tx.dialect] = self.built(tx)
@@ -74,6 +78,8 @@ class Query:
 class ClockQuery(Query):
     """Likewise, with the database's clock in it: ``build`` gets the tables, the clock's expression and the dialect."""
 
+    has_clock = True
+
     def __init__(self, build: Callable[[Tables, sa.ColumnElement[int], str], Any]) -> None:
         super().__init__(lambda t: t)
         self._with_clock = build
@@ -84,6 +90,8 @@ class ClockQuery(Query):
 
 class NewRows(Query):
     """Likewise an INSERT of rows whose unique keys are free, for databases that have such a clause. ``expressions``: columns the database computes."""
+
+    has_clock = True
 
     def __init__(self, table: Callable[[Tables], sa.Table], expressions: Callable[[sa.ColumnElement[int]], dict[str, Any]]) -> None:
         super().__init__(table)
@@ -97,6 +105,9 @@ class NewRows(Query):
 
 class Transaction:
     """One open transaction: statements, tables and the database's clock."""
+
+    own_clock = False
+    """Whether its clock is not that of our own sessions: a statement with the clock in it is then built for it alone."""
 
     def __init__(self, connection: Connection, tables_: Tables, dialect: str) -> None:
         self._connection = connection

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from tests.contract.store.stores import Opened
 
 from millstream_schema.errors import RetryTransaction
-from millstream_schema.ports import SystemClock
+from millstream_schema.ports import Clock, SystemClock
 from millstream_schema.store.callers import caller_of, joined
 from millstream_schema.store.database import Transaction
 from millstream_schema.store.migrate import installation_id
@@ -99,11 +99,11 @@ class User:
         """Takes the snapshot, where there is one."""
         self.sql(f"SELECT COUNT(*) FROM {TABLE}")
 
-    def do(self, work: Callable[[Transaction], T], *, wait_ms: int = 8000, uid: str = "") -> T:
+    def do(self, work: Callable[[Transaction], T], *, wait_ms: int = 8000, uid: str = "", clock: Clock | None = None) -> T:
         """Statements of ours in the user's transaction."""
         db = self.store.db
         own = uid or db.read(installation_id)
-        with joined(caller_of(self.session), db.tables, db.dialect, own, wait_ms, SystemClock()) as tx:
+        with joined(caller_of(self.session), db.tables, db.dialect, own, wait_ms, clock or SystemClock()) as tx:
             return work(tx)
 
     def whole(self, work: Callable[[], T], tries: list[int]) -> T:

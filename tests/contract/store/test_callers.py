@@ -262,6 +262,32 @@ def test_times_are_right_whatever_the_callers_time_zone(store: Opened, user: Use
     assert abs((rows["later"].wake_us or 0) - rows["later"].created_us - 60 * SECOND) < SECOND and rows["at"].wake_us == instant
 
 
+class At(SystemClock):
+    """A clock that stands."""
+
+    def __init__(self, us: int) -> None:
+        self._us = us
+
+    def now_us(self) -> int:
+        return self._us
+
+
+@every_way
+def test_each_submission_has_the_time_at_which_it_is_made(store: Opened, user: Users, way: str) -> None:
+    """One statement is built for many: a caller's time is in none that another uses, nor is ours in a caller's."""
+    for turn in range(2):
+        submit(store.db, new(f"own {turn}"))
+        one = user(way)
+        one.do(lambda tx, n=turn: tasks.submit(tx, new(f"theirs {n}")), clock=At(1000 + turn))  # type: ignore[misc]
+        one.commit()
+    rows = every(store.db)
+    if store.kind == "sqlite":
+        assert [rows[f"theirs {n}"].created_us for n in range(2)] == [1000, 1001]
+    else:
+        assert rows["own 0"].created_us < rows["theirs 0"].created_us < rows["own 1"].created_us < rows["theirs 1"].created_us
+    assert 1001 < rows["own 0"].created_us < rows["own 1"].created_us
+
+
 @every_way
 def test_a_session_that_commits_each_statement_by_itself_is_refused(store: Opened, way: str) -> None:
     """The task would be there whatever became of the rest."""
