@@ -19,6 +19,7 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── TaskNotFound
     ├── TaskFailed                a task that was waited for did not succeed; ``state`` and ``cause`` say how
     ├── UnknownHandler            no handler of that name is registered here, nor told of by a worker
+    ├── TokenRefused              a cursor or a bulk act's token was changed, or is for something else
     ├── ReviewConflict            a review's decision does not fit the task's present state
     ├── FingerprintMismatch       a node rebuilt another plan than was submitted
     ├── CodecError
@@ -115,6 +116,10 @@ class TaskFailed(MillstreamError):
 
 class UnknownHandler(MillstreamError):
     """No handler of that name is registered in this process or, where that is looked at, told of by a worker."""
+
+
+class TokenRefused(MillstreamError):
+    """A cursor or a bulk act's token that this installation did not give, or gave for another question; the message says which. Ask anew without it."""
 
 
 class ReviewConflict(MillstreamError):

@@ -88,6 +88,9 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     marker: str = ""
     ending: str | None = None
     error_class: str = ""
+    """Class of the exception it raised last."""
+    amiss_us: int | None = None
+    """When it was created, if it failed, was cancelled, expired or is in review: those are looked for, and rare."""
 
     @property
     def lane(self) -> str:

@@ -41,8 +41,19 @@ def create_schema(database: Database) -> None:
         database.run(lambda tx: tx.create_table(tx.t.schema))
         database.run(lambda tx: _mark(tx, "MIGRATING"))
         _upgrade(database)
-        database.run(lambda tx: tx.insert_or_nothing(tx.t.installation, id=1, uid=SystemIds().new("installation", 20)))
+        database.run(_name)
         database.run(lambda tx: _mark(tx, "READY"))
+
+
+def _name(tx: Transaction) -> None:
+    """What this installation is known by, and what its cursors and tokens are signed with."""
+    ids = SystemIds()
+    tx.insert_or_nothing(tx.t.installation, id=1, uid=ids.new("installation", 20), secret=ids.new("secret", 32))
+
+
+def installation_secret(tx: Transaction) -> str:
+    """From which the keys are derived that sign cursors and tokens. Never shown, never sent."""
+    return str(tx.execute(sa.select(tx.t.installation.c.secret)).scalar_one())
 
 
 def installation_id(tx: Transaction) -> str:

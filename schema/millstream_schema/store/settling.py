@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from ..durable.decisions import Decision, on_cancel, on_end
-from ..durable.outcomes import AnyOutcome, Lost, Succeeded, Unfit, Unstarted
+from ..durable.outcomes import AnyOutcome, Lost, Raised, Succeeded, Unfit, Unstarted
 from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
@@ -35,6 +35,8 @@ class Answer(enum.StrEnum):
     """There is no such task."""
 
 
+ERROR_CLASS_KEPT = 200
+"""Characters of an exception's class name."""
 _BEST = list(Answer)
 
 
@@ -139,6 +141,8 @@ def _apply_end(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answe
         extra["result"] = outcome.result
     elif decision.state in (TaskState.FAILED, TaskState.UNKNOWN):
         extra["error"] = decision.reason[:TEXT_KEPT]
+    if isinstance(outcome, Raised):
+        extra["error_class"] = outcome.error[:ERROR_CLASS_KEPT]
     if isinstance(outcome, Unstarted):
         extra["starts"] = task.starts - int(task.state is TaskState.RUNNING)  # its start was folded into the claim and never came about
     elif task.state is TaskState.DISPATCHED:

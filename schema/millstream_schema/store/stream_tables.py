@@ -23,6 +23,7 @@ def stream_tables(m: MetaData, p: str) -> dict[str, Table]:
             m,
             Column("id", Integer, primary_key=True),
             Column("uid", ident(64), nullable=False),
+            Column("secret", ident(128), nullable=False),
         ),
         "coordinator": Table(
             f"{p}coordinator",

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from ..durable.decisions import RANK_STEP_US, Decision, rank
 from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
-from ..durable.states import TaskState, may_become
+from ..durable.states import AMISS, TaskState, may_become
 from .columns import not_empty
 from .database import NewRows, Query, Transaction
 from .permits import refill, release
@@ -96,7 +96,7 @@ def _values(new: NewTask, waits: bool) -> dict[str, Any]:
         "crashes": 0, "losses": 0, "snoozes": 0, "starts": 0, "cancel": 0, "permit": new.permit, "ordered": int(new.ordered), "permit_held": 0,
         "permit_seq": 0, "blocked_by": None, "ready_lane": None if waits else lane(new.namespace, new.queue), "claimed_us": 0, "started_us": 0,
         "settled_us": 0, "result": "", "error": "", "origin": new.origin, "root": new.root or new.id, "retry_of": new.retry_of, "superseded_by": "",
-        "actor": new.actor, "marker": "", "error_class": "", "rev": 0,
+        "actor": new.actor, "marker": "", "error_class": "", "amiss_us": None, "rev": 0,
     }  # fmt: skip
 
 
@@ -200,6 +200,7 @@ def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, **extra:
         "wake_us": decision.wake_us,
         "settled_us": now if after.settled else 0,
         "changed_us": now,
+        "amiss_us": task.created_us if after in AMISS else None,
         **extra,
     }
     if tx.update(t, t.c.id == task.id, t.c.state == task.state, t.c.fence == task.fence, t.c.rev == task.rev, **values) != 1:

@@ -17,8 +17,8 @@ TABLES = (
     # finding
     "handler",
 )
-TASK_COLUMNS = ("marker", "ending", "error_class")
-TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i")
+TASK_COLUMNS = ("marker", "ending", "error_class", "amiss_us")
+TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i", "task_amiss_i")
 
 
 def upgrade() -> None:
@@ -30,6 +30,9 @@ def upgrade() -> None:
         if name not in columns:
             column = tables.task.c[name]
             op.add_column(tables.task.name, sa.Column(name, column.type, nullable=column.nullable, server_default=column.server_default))
+    if "amiss_us" not in columns:
+        t = tables.task
+        op.execute(sa.update(t).where(t.c.state.in_(("FAILED", "CANCELLED", "EXPIRED", "UNKNOWN"))).values(amiss_us=t.c.created_us))
     indexes = {i["name"] for i in there.get_indexes(tables.task.name)}
     for index in sorted(tables.task.indexes, key=lambda i: str(i.name)):
         if str(index.name).removeprefix(tables.prefix) in TASK_INDEXES and index.name not in indexes:
