@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         SplitReader,
         Truncatable,
     )
+    from millstream_schema.durable.finding import TaskFilter
     from millstream_schema.durable.requests import Options
     from millstream_schema.durable.states import TaskState
     from millstream_schema.errors import (
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         TaskFailed,
         TaskInvalid,
         TaskNotFound,
+        TokenRefused,
         UnknownFactory,
         UnknownFormat,
         UnknownHandler,
@@ -121,13 +123,14 @@ _HOMES = {
         "CheckpointParticipant CommitAnswer CommitResult Committable CommittingWriter ConnectorContext Handle PoisonPolicy Read "
         "Sink SinkCapability SinkWriter SnapshotStorage Source SourceCapability Split SplitReader Truncatable"
     ),
+    "millstream_schema.durable.finding": "TaskFilter",
     "millstream_schema.durable.requests": "Options",
     "millstream_schema.durable.states": "TaskState",
     "millstream_schema.errors": (
         "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError Fenced "
         "FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError OperatorError RecordError "
         "RestoreRefused RetryTransaction ReviewConflict SchemaMismatch SinkError SnapshotMissing SnapshotUnreadable SourceError SourceUnavailable StorageError "
-        "StorageUnavailable StoreError StoreUnavailable TaskConflict TaskFailed TaskInvalid TaskNotFound UnknownFactory UnknownFormat UnknownHandler "
+        "StorageUnavailable StoreError StoreUnavailable TaskConflict TaskFailed TaskInvalid TaskNotFound TokenRefused UnknownFactory UnknownFormat UnknownHandler "
         "UnknownQueue"
     ),
     "millstream_schema.model": "EdgeConfig EdgeMode Guarantee Override Partitioning",
@@ -245,12 +248,14 @@ __all__ = [
     "TaskConflict",
     "TaskContext",
     "TaskFailed",
+    "TaskFilter",
     "TaskInvalid",
     "TaskNotFound",
     "TaskReceipt",
     "TaskState",
     "TaskWorker",
     "Tasks",
+    "TokenRefused",
     "Truncatable",
     "UnknownFactory",
     "UnknownFormat",

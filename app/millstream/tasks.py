@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow
 from millstream_schema.durable.requests import NAME, Options, decode_result, encode_result
 from millstream_schema.durable.states import TaskState
@@ -39,6 +40,7 @@ from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
 from .joining import Joining, TaskReceipt, hinting
+from .task_search import Page, TaskSearch
 
 T = TypeVar("T")
 _REPEATS = 5
@@ -111,6 +113,7 @@ class Tasks:
             installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
         )
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
+        self._search = TaskSearch(self.database, namespace)
         self._changed = changed or threading.Event()
         self._wake = wake
         self._joining = Joining(self.database, self._clock, wake, sessions)
@@ -253,9 +256,16 @@ class Tasks:
     def list(
         self, *, state: TaskState | None = None, handler: str = "", queue: str = "", business_key: str = "", limit: int = 50
     ) -> list[TaskRow]:
-        """The newest tasks that match. Those in review: ``state=TaskState.UNKNOWN``."""
-        wanted = {"state": state or "", "handler": handler, "queue": queue, "business_key": business_key}
-        return self.database.read(lambda tx: tasks.find(tx, self.namespace, {k: v for k, v in wanted.items() if v}, limit))
+        """The newest tasks that match, at most ``limit``, however far back they lie. Those in review: ``state=TaskState.UNKNOWN``. :meth:`find` looks in bounded pages."""
+        states = () if state is None else (state,)
+        return self._search.newest(TaskFilter(states=states, handler=handler, queue=queue, business_key=business_key), limit)
+
+    def find(self, where: TaskFilter | None = None, *, limit: int = 50, cursor: str = "") -> Page:
+        """A page of the tasks that match, newest first; its ``cursor`` gives the next one, for the same filter and namespace alone.
+
+        Tasks that come in meanwhile change no later page. Raises TokenRefused for a cursor that is not of this installation, namespace and filter, ConfigurationError.
+        """
+        return self._search.page(where or TaskFilter(), limit, cursor)
 
     def get(self, task: str) -> TaskRow:
         """A task as it is now. Raises TaskNotFound."""

@@ -119,7 +119,7 @@ INSTALLATION: Mapping[str, tuple[str, str]] = {
 }
 TABLES: Mapping[str, str] = {
     "schema": "One row: the schema's version, and whether a migration is under way (`MIGRATING`, `READY`).",
-    "installation": "One row: an id made with the schema, by which a session of a user's is told to be on this database.",
+    "installation": "One row: an id made with the schema, by which a session of a user's is told to be on this database, and the secret that signs cursors and tokens.",
     "coordinator": "`coordinator`: holder of the lease, term, time of the last tick. `capacity`: a row to lock while slots are counted. "
     "`task-sweep`: when durable tasks were last swept, and until when no lease is judged.",
     "node": "Node processes; a new id at each start.",

@@ -22,7 +22,7 @@ from millstream_schema.durable.requests import new_task as new_task_of
 from millstream_schema.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
 from millstream_schema.hints import NoHints
 from millstream_schema.ports import SystemChance, SystemClock
-from millstream_schema.store import jobs, migrate, registry, tasks
+from millstream_schema.store import jobs, migrate, registry, settling, tasks
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import check_schema, create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION, tables
@@ -237,11 +237,12 @@ def test_tables_of_the_build_before_get_what_came_later(url: str) -> None:
         create_schema(db)
         t = db.tables
         db.run(lambda tx: tasks.submit(tx, new_task()))
+        db.run(lambda tx: settling.cancel(tx, "task-1"))
         with db.engine.begin() as connection:
-            for index in ("open", "settled", "retry"):
+            for index in ("open", "settled", "retry", "amiss"):
                 on = f" ON {t.task.name}" if db.dialect == "mysql" else ""
                 connection.exec_driver_sql(f"DROP INDEX {t.prefix}task_{index}_i{on}")
-            for column in ("marker", "ending", "error_class"):
+            for column in ("marker", "ending", "error_class", "amiss_us"):
                 connection.exec_driver_sql(f"ALTER TABLE {t.task.name} DROP COLUMN {column}")
             connection.exec_driver_sql(f"DROP TABLE {t.installation.name}")
             connection.exec_driver_sql(f"UPDATE {t.prefix}alembic SET version_num = '0002'")
@@ -250,8 +251,9 @@ def test_tables_of_the_build_before_get_what_came_later(url: str) -> None:
             check_schema(db)
         create_schema(db)
         check_schema(db)
-        found = db.read(lambda tx: tasks.find(tx, "default", {}, 10))
-        assert [(r.handler, r.marker, r.ending) for r in found] == [("work", "", None)]
+        found = db.read(lambda tx: tasks.read_task(tx, "task-1"))
+        assert found is not None and (found.handler, found.marker, found.ending, found.amiss_us) == ("work", "", None, found.created_us)
+        assert db.read(migrate.installation_secret).startswith("secret-")
         assert db.read(migrate.installation_id).startswith("installation-")
 
 

@@ -28,8 +28,8 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tasks with all of these; what is not given does not matter.
 
-    ``created_from`` ≤ created < ``created_until``, and likewise for ``settled``: aware datetimes. ``origin``: how the task came in, by its first parts: ``direct``, ``batch``, ``task``
-    (submitted by another task) or ``task:ID``, ``schedule:NAME``, ``retry``, … ``error_class``: of the exception it raised last. ``retry_of``: the task it is a retry of.
+    ``created_from`` ≤ created < ``created_until``, and likewise for ``settled``: aware datetimes. ``origin``: how the task came in, by its first parts: ``direct``, ``batch``,
+    ``task`` (submitted by another task) or ``task:ID``, ``schedule:NAME``, ``retry``, … ``error_class``: of the exception it raised last. ``retry_of``: what it is a retry of.
     """
 
     states: tuple[TaskState, ...] = ()
@@ -99,7 +99,7 @@ LAST = 2**62
 """Later than every instant."""
 
 
-def test_of(f: TaskFilter) -> Callable[[Mapping[str, Any]], bool]:
+def matching(f: TaskFilter) -> Callable[[Mapping[str, Any]], bool]:
     """Whether a row's columns match."""
     equal = {c: v for c, v in (("handler", f.handler), ("queue", f.queue), ("business_key", f.business_key)) if v}
     equal |= {c: v for c, v in (("error_class", f.error_class), ("retry_of", f.retry_of)) if v}
@@ -165,7 +165,9 @@ def place_of(seal: Seal, namespace: str, f: TaskFilter, text: str) -> Place:
     """
     found = seal.open(text, _Cursor)
     if found.version > CURSOR_VERSION:
-        raise TokenRefused(f"the cursor has version {found.version}, this build knows {CURSOR_VERSION}: upgrade Millstream, or begin without it")
+        raise TokenRefused(
+            f"the cursor has version {found.version}, this build knows {CURSOR_VERSION}: upgrade Millstream, or begin without it"
+        )
     if found.version < OLDEST_CURSOR:
         raise TokenRefused(f"the cursor has version {found.version}, the oldest that is taken is {OLDEST_CURSOR}: begin without it")
     if found.namespace != fingerprint(namespace):

@@ -6,7 +6,7 @@ does not name the state and the fence it was decided from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from ..durable.decisions import RANK_STEP_US, Decision, rank
 from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
 from ..durable.states import AMISS, TaskState, may_become
-from .columns import not_empty
 from .database import NewRows, Query, Transaction
 from .permits import refill, release
 from .rows import to
@@ -138,15 +137,6 @@ def encoded(policy: Policy) -> str:
 def read_task(tx: Transaction, task: str) -> TaskRow | None:
     row = tx.row(_TASK, id=task)
     return None if row is None else to(TaskRow, row)
-
-
-def find(tx: Transaction, namespace: str, wanted: Mapping[str, str], limit: int) -> list[TaskRow]:
-    """The newest tasks of a namespace whose columns have these values."""
-    t = tx.t.task
-    where = [t.c.namespace == namespace, *(t.c[column] == value for column, value in wanted.items())]
-    if "business_key" in wanted:
-        where.append(not_empty(t.c.business_key))
-    return [to(TaskRow, r) for r in tx.rows(sa.select(t).where(*where).order_by(t.c.created_us.desc(), t.c.id).limit(limit))]
 
 
 def lock_task(tx: Transaction, task: str) -> TaskRow | None:
