@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ColumnElement, LargeBinary, String, Text, literal_column
+from sqlalchemy import BigInteger, CheckConstraint, Column, ColumnElement, Index, LargeBinary, String, Text, literal_column, text
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
@@ -42,3 +42,11 @@ def big(name: str, *, null: bool = False, default: int | None = 0) -> Column[int
 def not_empty(column: ColumnElement[str]) -> ColumnElement[bool]:
     """The condition of an index that holds only rows with this column, written as the index has it: no parameter, so that a planner can tell that it applies."""
     return column != literal_column("''")
+
+
+def some(name: str, where: str, *columns: str) -> Index:
+    """An index of those rows alone that are looked for by it, where the database has such indexes: the others need no entry at each change.
+
+    Nothing depends on it: elsewhere it holds all rows and is only larger. A statement that uses it repeats the condition where it does not follow from the others.
+    """
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))

@@ -113,13 +113,20 @@ class Transaction:
         self._connection = connection
         self.t = tables_
         self.dialect = dialect
+        self.brief = False
+        """Set by what ends tasks: the transaction is given up when it lasts longer than :attr:`Database.longest_us` allows."""
+
+    @staticmethod
+    def clock_of(dialect: str) -> sa.ColumnElement[int]:
+        """A database's clock as an expression."""
+        return sa.literal_column(_NOW[dialect], sa.BigInteger())
 
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[Any]:
         return self._connection.execute(statement, parameters)
 
     def now(self) -> sa.ColumnElement[int]:
         """The database's clock as an expression inside a statement."""
-        return sa.literal_column(_NOW[self.dialect], sa.BigInteger())
+        return self.clock_of(self.dialect)
 
     def now_us(self) -> int:
         """The database's clock now, UTC microseconds, by a statement of its own."""
@@ -302,6 +309,12 @@ class Database:
                 if not (exc.args and exc.args[0] == 1193):
                     raise
 
+    @property
+    def longest_us(self) -> int:
+        """How long after its begin a transaction that ends tasks can still be committed: it is given up after three quarters of this, and a process that stands still before its
+        COMMIT loses its connection within the last. 0 on SQLite, where writers wait for each other."""
+        return 0 if self.dialect == "sqlite" else max(self._timeout_ms, 1_000) * 4_000
+
     def check_durability(self) -> None:
         """Raises ConfigurationError when a commit of this database may be lost with the power."""
         if self.dialect != "mysql":
@@ -324,7 +337,11 @@ class Database:
                 connection = connection.execution_options(millstream_read_only=True, **alone)
             try:
                 connection.begin()
-                yield Transaction(connection, self.tables, self.dialect)
+                began = self._clock.monotonic()
+                tx = Transaction(connection, self.tables, self.dialect)
+                yield tx
+                if tx.brief and (self._clock.monotonic() - began) * 1e6 > self.longest_us * 3 / 4 > 0:
+                    raise Retry("the transaction lasted too long: whoever waits for all such transactions to be over has stopped waiting")
             except sa.exc.DBAPIError as exc:
                 _quietly(connection.rollback)
                 raise self._mapped(exc) from exc

@@ -17,6 +17,7 @@ from ..durable.outcomes import AnyOutcome, Lost, Raised, Succeeded, Unfit, Unsta
 from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
+from . import events
 from .columns import not_empty
 from .database import Query, Transaction
 from .tables import Tables
@@ -71,7 +72,7 @@ _SUCCEED = Query(_succeed)
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answer]:
     """Write the ends of attempts; an answer for each task, the best if several of its attempts are reported. Plain successes of one claim with one result take one statement."""
-    now = tx.now_us()
+    now, heard = events.clock(tx)
     answers: dict[str, Answer] = {}
     plain: dict[tuple[str, int, str], list[Settlement]] = {}
     single: list[Settlement] = []
@@ -91,6 +92,8 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answ
         reported.setdefault(s.task, []).append(s)
     for task in by_permit(list(lock_tasks(tx, list(reported)).values())):
         answers[task.id] = min([*_settle_reports(tx, task, reported[task.id], now), answers.get(task.id, Answer.UNKNOWN)], key=_BEST.index)
+    if heard:
+        events.record(tx, sorted(t for t, answer in answers.items() if answer is Answer.APPLIED), now)
     return {s.task: answers.get(s.task, Answer.UNKNOWN) for s in settlements}
 
 
@@ -147,7 +150,7 @@ def _apply_end(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answe
         extra["starts"] = task.starts - int(task.state is TaskState.RUNNING)  # its start was folded into the claim and never came about
     elif task.state is TaskState.DISPATCHED:
         extra["starts"] = task.starts + 1  # held ahead, and begun without a write of its own
-    apply(tx, task, decision, now, **extra)
+    apply(tx, task, decision, now, announced=False, **extra)
     if not isinstance(outcome, Succeeded | Unstarted):
         keep_attempt(tx, task.id, task.fence, task.session, type(outcome).__name__, decision, task.started_us, now)
     return Answer.APPLIED

@@ -56,6 +56,9 @@ class Tables:
     # admission
 
     # deliveries
+    subscription: Table
+    event: Table
+    delivery: Table
 
     # finding
     handler: Table

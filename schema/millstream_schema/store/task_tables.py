@@ -10,14 +10,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, Meta
 
 from ..durable.states import Effects, TaskState
 from .columns import big, ident, long_text, one_of
-
-
-def _some(name: str, where: str, *columns: str) -> Index:
-    """An index of those rows alone that are looked for by it, where the database has such indexes: the others need no entry at each change.
-
-    Nothing depends on it: elsewhere it holds all rows and is only larger. A statement that uses it repeats the condition where it does not follow from the others.
-    """
-    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+from .columns import some as _some
 
 
 def task_tables(m: MetaData, p: str) -> dict[str, Table]:

@@ -17,6 +17,7 @@ from ..durable.decisions import RANK_STEP_US, Decision, rank
 from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
 from ..durable.states import AMISS, TaskState, may_become
 from .database import NewRows, Query, Transaction
+from .events import record
 from .permits import refill, release
 from .rows import to
 from .tables import Tables
@@ -165,8 +166,8 @@ def attempts(tx: Transaction, task: str) -> list[AttemptRow]:
     return [to(AttemptRow, r) for r in tx.rows(sa.select(t).where(t.c.task == task).order_by(t.c.fence, t.c.number))]
 
 
-def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, **extra: Any) -> None:
-    """Write a decision about a task whose row is locked, free what it held, and keep the evidence of the attempt it ends."""
+def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, *, announced: bool = True, **extra: Any) -> None:
+    """Write a decision about a task whose row is locked, free what it held, and announce its end. ``announced`` off: the caller does it, for many at once."""
     if not may_become(task.state, decision.state):
         raise AssertionError(f"task {task.id}: {task.state} may not become {decision.state}")
     t = tx.t.task
@@ -195,6 +196,8 @@ def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, **extra:
     }
     if tx.update(t, t.c.id == task.id, t.c.state == task.state, t.c.fence == task.fence, t.c.rev == task.rev, **values) != 1:
         raise AssertionError(f"task {task.id} changed under its lock")
+    if after.settled and announced:
+        record(tx, [task.id], now)
     if task.permit_held and not keeps:
         release(tx, task.permit_id)
     elif task.ordered and task.state is TaskState.READY and not task.permit_held:

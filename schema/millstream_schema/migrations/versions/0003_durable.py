@@ -14,6 +14,9 @@ TABLES = (
     # schedules
     # admission
     # deliveries
+    "subscription",
+    "event",
+    "delivery",
     # finding
     "handler",
 )
