@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         CodecError,
         CommitUnknown,
         ConfigurationError,
+        DeliveryNotFound,
         Fenced,
         FingerprintMismatch,
         ForeignSession,
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
         StorageUnavailable,
         StoreError,
         StoreUnavailable,
+        SubscriptionConflict,
+        SubscriptionNotFound,
         TaskConflict,
         TaskFailed,
         TaskInvalid,
@@ -99,9 +102,11 @@ if TYPE_CHECKING:
     from .client import Jobs
     from .embedded import EmbeddedCluster
     from .handlers import Handlers
+    from .inbox import Inbox
     from .installation import Installation
     from .joining import TaskReceipt, enlist
     from .pipelines import Pipelines
+    from .subscriptions import Delivery, Subscriptions
     from .task_worker import TaskWorker
     from .tasks import Tasks
     from .worker import Millstream
@@ -113,9 +118,11 @@ _HOMES = {
     "millstream.client": "Jobs",
     "millstream.embedded": "EmbeddedCluster",
     "millstream.handlers": "Handlers",
+    "millstream.inbox": "Inbox",
     "millstream.installation": "Installation",
     "millstream.joining": "TaskReceipt enlist",
     "millstream.pipelines": "Pipelines",
+    "millstream.subscriptions": "Delivery Subscriptions",
     "millstream.task_worker": "TaskWorker",
     "millstream.tasks": "Tasks",
     "millstream.worker": "Millstream",
@@ -127,10 +134,12 @@ _HOMES = {
     "millstream_schema.durable.requests": "Options",
     "millstream_schema.durable.states": "TaskState",
     "millstream_schema.errors": (
-        "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError Fenced "
-        "FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError OperatorError RecordError "
-        "RestoreRefused RetryTransaction ReviewConflict SchemaMismatch SinkError SnapshotMissing SnapshotUnreadable SourceError SourceUnavailable StorageError "
-        "StorageUnavailable StoreError StoreUnavailable TaskConflict TaskFailed TaskInvalid TaskNotFound TokenRefused UnknownFactory UnknownFormat UnknownHandler "
+        "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError DeliveryNotFound "
+        "Fenced FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError "
+        "OperatorError RecordError RestoreRefused RetryTransaction ReviewConflict SchemaMismatch SinkError SnapshotMissing "
+        "SnapshotUnreadable SourceError SourceUnavailable StorageError StorageUnavailable StoreError StoreUnavailable "
+        "SubscriptionConflict SubscriptionNotFound TaskConflict TaskFailed TaskInvalid TaskNotFound TokenRefused UnknownFactory "
+        "UnknownFormat UnknownHandler "
         "UnknownQueue"
     ),
     "millstream_schema.model": "EdgeConfig EdgeMode Guarantee Override Partitioning",
@@ -175,6 +184,8 @@ __all__ = [
     "ConnectorContext",
     "Context",
     "DataStream",
+    "Delivery",
+    "DeliveryNotFound",
     "EdgeConfig",
     "EdgeMode",
     "EmbeddedCluster",
@@ -188,6 +199,7 @@ __all__ = [
     "Guarantee",
     "Handle",
     "Handlers",
+    "Inbox",
     "Installation",
     "JobBuilder",
     "JobConflict",
@@ -245,6 +257,9 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "StreamSettings",
+    "SubscriptionConflict",
+    "SubscriptionNotFound",
+    "Subscriptions",
     "TaskConflict",
     "TaskContext",
     "TaskFailed",

@@ -1,4 +1,4 @@
-"""The command line: ``millstream up | jobs … | tasks … | reviews … | node | dev …``. One Typer app; every command is a thin call of the Python API.
+"""The command line: ``millstream up | jobs … | tasks … | subscriptions … | node | dev …``. One Typer app; every command is a thin call of the Python API.
 
 Called by people and by programs (``--json``, exit codes); see ``program`` for how errors leave it.
 """
@@ -23,12 +23,13 @@ from millstream_schema.store.tables import SCHEMA_VERSION
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
+from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_tasks import reviews_app, tasks_app
 from .client import reachable
 from .dev import DevCluster
 from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_to_stderr
-from .node_process import NodeProcess, celery_application, celery_messages, prove
+from .node_process import NodeProcess, celery_application, celery_messages, celery_publications, prove
 from .program import EPILOG, Commands, Given
 
 main = typer.Typer(
@@ -37,6 +38,8 @@ main = typer.Typer(
 main.add_typer(jobs_app, name="jobs")
 main.add_typer(tasks_app, name="tasks")
 main.add_typer(reviews_app, name="reviews")
+main.add_typer(subscriptions_app, name="subscriptions")
+main.add_typer(deliveries_app, name="deliveries")
 
 
 def _show_version(wanted: bool) -> None:
@@ -102,6 +105,7 @@ def node(
     prove(installation)
     log_to_stderr(log)
     shown = name or os.uname().nodename
+    app = celery_application(celery) if celery else None
     with reachable(sa.make_url(installation.database)):
         process = NodeProcess(
             installation,
@@ -110,7 +114,8 @@ def node(
             slots=slots,
             spares=spares,
             coordinate=not no_coordinator,
-            messages=celery_messages(celery_application(celery), installation.prefix, shown) if celery else None,
+            messages=celery_messages(app, installation.prefix, shown) if app else None,
+            publications=celery_publications(app, installation.prefix) if app else None,
         )
     ended_with_signals(process.stop)
     if with_parent:

@@ -37,6 +37,7 @@ from millstream_tasks.shell.threads import ThreadLauncher
 from .client import Jobs
 from .installation import Installation
 from .pipelines import Pipelines
+from .sweeps import task_sweeps
 
 
 class _LocalHints:
@@ -113,9 +114,11 @@ class EmbeddedCluster:
             database=self.database,
             changed=self._hints.changed,
         )
+        chance = SystemChance()
         self._coordinator = Coordinator(
-            self.database, self._hints, clock, SystemChance(), self._storage, self._ids.new("coordinator"), 10_000
-        )
+            self.database, self._hints, clock, chance, self._storage, self._ids.new("coordinator"), 10_000,
+            tasks=task_sweeps(self.database, clock, chance, self._ids, 10_000),
+        )  # fmt: skip
         self._coordinator_loop = CoordinatorLoop(self._coordinator)
         self._node_loop = NodeLoop()
         self._launcher = ThreadLauncher(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import structlog
 
 from millstream_coordinator.coordinator import Coordinator
+from millstream_coordinator.delivery_sweep import Publisher
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_schema.errors import ChannelError, ConfigurationError, MillstreamError, StorageError
 from millstream_schema.hints import Hints, JobHint, NodeHint, NoHints
@@ -32,6 +33,7 @@ from millstream_tasks.shell.wire import Boot
 from .installation import Installation, address_of
 from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_through_celery, log_to_stderr
+from .sweeps import task_sweeps
 
 log = structlog.get_logger("millstream.node_process")  # not __name__: this module is run as __main__
 
@@ -52,6 +54,12 @@ class Messages(Protocol):
     def start(
         self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
     ) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PublishingThread(Publisher, Protocol):
+    """The broker's door for deliveries, with a thread to be ended."""
 
     def close(self) -> None: ...
 
@@ -85,12 +93,14 @@ class NodeProcess:
         spares: int = 1,
         coordinate: bool = True,
         messages: Messages | None = None,
+        publications: PublishingThread | None = None,
     ) -> None:
+        self._publications = publications
         self._installation = installation
         self._messages = messages or NoMessages()
         self._name = name
         self._stopping = False
-        clock, ids = SystemClock(), SystemIds()
+        clock, ids, chance = SystemClock(), SystemIds(), SystemChance()
         i = installation
         self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
         check_schema(self._database)
@@ -113,10 +123,10 @@ class NodeProcess:
         if coordinate:
             holder = f"{ids.new('coordinator')}-{os.getpid()}"  # the pid leads to the node's row, and so to whose worker coordinates
             coordinator = Coordinator(
-                self._database, self._messages.hints, clock, SystemChance(),
+                self._database, self._messages.hints, clock, chance,
                 lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
                 holder,
-                i.lease_ms, i.poll_ms / 1000,
+                i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
             )  # fmt: skip
             self._counts = coordinator.counts
             self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
@@ -140,6 +150,8 @@ class NodeProcess:
                 coordinator.stop()
                 thread.join(5)
             self._messages.close()
+            if self._publications is not None:
+                self._publications.close()
             self._launcher.close()
             self._database.close()
 
@@ -166,6 +178,13 @@ def celery_messages(app: Any, prefix: str, hostname: str) -> Messages:
     from .messages import CeleryMessages  # optional: a node without a broker needs no Celery
 
     return CeleryMessages(app, prefix, hostname)
+
+
+def celery_publications(app: Any, prefix: str) -> PublishingThread:
+    """The door for deliveries to queues of a Celery application's broker."""
+    from .publications import Publications  # optional, likewise
+
+    return Publications(app, prefix)
 
 
 def prove(installation: Installation) -> None:
@@ -215,6 +234,7 @@ def main(argv: list[str] | None = None) -> int:
             spares=args.spares,
             coordinate=not args.no_coordinator,
             messages=messages,
+            publications=None if app is None else celery_publications(app, installation.prefix),
         )
         ended_with_signals(process.stop)
         ended_with_stdin(process.stop)

@@ -22,6 +22,7 @@ from millstream_schema.errors import (
     ChannelError,
     CommitUnknown,
     ConfigurationError,
+    DeliveryNotFound,
     FingerprintMismatch,
     JobConflict,
     JobInvalid,
@@ -34,6 +35,8 @@ from millstream_schema.errors import (
     SourceUnavailable,
     StorageUnavailable,
     StoreUnavailable,
+    SubscriptionConflict,
+    SubscriptionNotFound,
     TaskNotFound,
     UnknownFactory,
 )
@@ -42,6 +45,7 @@ from . import formatting
 from .arguments import pipelines_of
 from .client import Jobs
 from .installation import VARIABLES, Installation
+from .subscriptions import Subscriptions
 from .tasks import Tasks
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2, 3, 4, 5
@@ -49,6 +53,9 @@ _EXITS: tuple[tuple[type[Exception], int], ...] = (
     (ConfigurationError, EXIT_USAGE),
     (JobNotFound, EXIT_NOT_FOUND),
     (TaskNotFound, EXIT_NOT_FOUND),
+    (SubscriptionNotFound, EXIT_NOT_FOUND),
+    (DeliveryNotFound, EXIT_NOT_FOUND),
+    (SubscriptionConflict, EXIT_REFUSED),
     (UnknownFactory, EXIT_NOT_FOUND),
     (SnapshotMissing, EXIT_NOT_FOUND),
     (JobInvalid, EXIT_REFUSED),
@@ -151,6 +158,10 @@ class Given:
     def tasks(self) -> Tasks:
         """Durable tasks, acted on as the user who is logged in."""
         return Tasks(self.installation(database_only=True), None, self.namespace, actor=f"cli:{getpass.getuser()}")
+
+    def subscriptions(self) -> Subscriptions:
+        """Subscriptions to the ends of tasks, likewise."""
+        return Subscriptions(self.installation(database_only=True), self.namespace, actor=f"cli:{getpass.getuser()}")
 
     def jobs(self, pipelines: str | None = None, *, build: bool = False) -> Jobs:
         registry = pipelines_of(pipelines) if build else None

@@ -17,7 +17,6 @@ import structlog
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
-from millstream_coordinator.task_sweep import TaskSweep
 from millstream_schema.durable.outcomes import AnyOutcome
 from millstream_schema.durable.records import NewTask
 from millstream_schema.errors import MillstreamError
@@ -38,6 +37,8 @@ from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_through_celery, log_to_stderr
 from .messages import TaskMessages
 from .node_process import celery_application
+from .publications import Publications
+from .sweeps import task_sweeps
 from .tasks import Tasks
 
 log = structlog.get_logger("millstream.task_process")  # not __name__: this module is run as __main__
@@ -71,7 +72,9 @@ class TaskProcess:
         messages: TaskMessages | None = None,
         namespace: str = "default",
         intake: socket.socket | None = None,
+        publications: Publications | None = None,
     ) -> None:
+        self._publications = publications
         self._drain = drain
         self._messages = messages
         self._queues = queues_of(registry, queues)
@@ -95,7 +98,7 @@ class TaskProcess:
             self._database, NoHints(), clock, chance,
             lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
             f"{ids.new('coordinator')}-{os.getpid()}",
-            i.lease_ms, i.poll_ms / 1000, TaskSweep(self._database, clock, chance, i.lease_ms, i.lease_ms // 10),
+            i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
         )  # fmt: skip
         self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
 
@@ -121,6 +124,8 @@ class TaskProcess:
             self._pool.close()
             if self._messages is not None:
                 self._messages.close()
+            if self._publications is not None:
+                self._publications.close()
             self._database.close()
 
     def stop(self) -> None:
@@ -191,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
             installation, registry, handlers=args.handlers, celery=args.celery, name=args.name, processes=args.processes, queues=tuple(args.queue),
             drain=args.drain, messages=None if app is None else TaskMessages(app, installation.prefix), namespace=args.namespace,
             intake=None if args.messages < 0 else socket.socket(fileno=args.messages),
+            publications=None if app is None else Publications(app, installation.prefix),
         )  # fmt: skip
         ended_with_signals(process.stop)
         ended_with_stdin(process.stop)

@@ -14,7 +14,6 @@ from typing import Self
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
-from millstream_coordinator.task_sweep import TaskSweep
 from millstream_schema.durable.outcomes import AnyOutcome
 from millstream_schema.durable.records import NewTask
 from millstream_schema.errors import ConfigurationError
@@ -28,6 +27,7 @@ from millstream_tasks.opening import open_storage
 
 from .handlers import Handlers
 from .installation import Installation
+from .sweeps import task_sweeps
 from .tasks import Tasks
 
 
@@ -72,7 +72,7 @@ class TaskWorker:
             told=self._handlers.registry.entries(),
         )  # fmt: skip
         self._host = TaskHost(self.database, self._pool, clock, ids, chance, settings)
-        sweep = TaskSweep(self.database, clock, chance, inst.lease_ms, inst.lease_ms // 10)
+        sweep = task_sweeps(self.database, clock, chance, ids, inst.lease_ms)
         coordinator = Coordinator(
             self.database, NoHints(), clock, chance,
             lambda url: open_storage(url or inst.checkpoints, inst.idle_in_transaction_ms / 1000),

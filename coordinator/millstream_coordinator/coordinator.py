@@ -21,7 +21,7 @@ from millstream_schema.store.database import Database, Transaction
 
 from .lanes import Lanes
 from .reconciler import Reconciler
-from .task_sweep import TaskSweep
+from .sweeping import Sweep
 from .upkeep import Upkeep
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class Coordinator:
         holder: str,
         lease_ms: int,
         poll: float = 1.0,
-        tasks: TaskSweep | None = None,
+        tasks: Sweep | None = None,
     ) -> None:
         self._db = database
         self._clock = clock
@@ -145,7 +145,7 @@ class Coordinator:
             upcoming.append(self._sweep_tasks(now, self._tasks))
         return 0.0 if self._upkeep.waiting else max(0.0, min(upcoming) - self._clock.monotonic())
 
-    def _sweep_tasks(self, now: float, tasks: TaskSweep) -> float:
+    def _sweep_tasks(self, now: float, tasks: Sweep) -> float:
         """Durable tasks, once a poll; when it is due again."""
         if now >= self._tasks_at:
             self._tasks_at = now + self._poll

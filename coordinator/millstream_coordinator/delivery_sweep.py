@@ -1,6 +1,8 @@
-"""The sweep over events and deliveries: whose an event is, what a new subscription still has to catch up with, leases that are over, messages to publish, what deleted ones left behind.
+"""The sweep over events and deliveries: whose an event is, what a new subscription still has to catch up with, leases that are over, messages to publish, what deleted ones
+left behind.
 
-Run by the holder of the coordinator's lease behind the task sweep, as often as that. Bounded in each part; a failing subscription is set aside and stops no other. What must never happen
+Run by the holder of the coordinator's lease behind the task sweep, as often as that. Bounded in each part; a failing subscription is set aside and stops no other. What must
+never happen
 here: a wait for the broker; a message for a delivery that is not leased in a committed row.
 """
 
@@ -148,5 +150,11 @@ def message(s: SubscriptionRow, handed: Handed) -> Message:
         "business_key": e.business_key, "state": e.state.value,
     }  # fmt: skip
     return Message(
-        subscription=s.id, event=e.id, lease=handed.delivery.lease, target=s.target, celery_task=s.celery_task, body=body, expires_s=s.lease_ms / 1000
+        subscription=s.id,
+        event=e.id,
+        lease=handed.delivery.lease,
+        target=s.target,
+        celery_task=s.celery_task,
+        body=body,
+        expires_s=s.lease_ms / 1000,
     )

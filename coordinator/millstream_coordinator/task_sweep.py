@@ -6,22 +6,16 @@ judged by an outage of the database; user code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import structlog
-
-from millstream_schema.errors import MillstreamError, StoreError
 from millstream_schema.ports import Chance, Clock
 from millstream_schema.store import claims, permits, settling, sweeps
 from millstream_schema.store.database import Database
 
-log = structlog.get_logger(__name__)
+from .setting_aside import SettingAside
+
 CHUNK = 200
 CHUNKS = 50
 BLOCKERS = 200
 """Reasons for which tasks are parked that one sweep looks at."""
-HELD = 5.0
-"""Seconds an item whose handling failed is left alone."""
 
 
 class TaskSweep:
@@ -34,10 +28,14 @@ class TaskSweep:
         self._lease_us = lease_ms * 1000
         self._margin_us = margin_ms * 1000
         self._seen: tuple[int, float] | None = None
-        self._held: dict[str, float] = {}
+        self._aside = SettingAside(clock)
         self._after = ""
         self.guarded = False
-        self.set_aside = 0
+
+    @property
+    def set_aside(self) -> int:
+        """How often an item failed."""
+        return self._aside.count
 
     def sweep(self) -> None:
         """Everything that is due. Raises StoreError when the database is away; the next call goes on."""
@@ -45,7 +43,7 @@ class TaskSweep:
         self.guarded = guard.closed
         if not guard.closed:
             for session in self._db.read(settling.holding_sessions):
-                self._each(f"session {session}", lambda s=session: self._session(s))  # type: ignore[misc]
+                self._aside.each(f"session {session}", lambda s=session: self._session(s))  # type: ignore[misc]
         for _ in range(CHUNKS):
             if self._db.run(lambda tx: claims.wake_due(tx, CHUNK)) < CHUNK:
                 break
@@ -71,22 +69,7 @@ class TaskSweep:
             self._after = found or ""
             if found is None:
                 return
-            self._each(f"permit {found}", lambda p=found: self._permit(p))  # type: ignore[misc]
+            self._aside.each(f"permit {found}", lambda p=found: self._permit(p))  # type: ignore[misc]
 
     def _permit(self, permit: str) -> None:
         self._db.run(lambda tx: permits.refill(tx, permit))
-
-    def _each(self, what: str, work: Callable[[], None]) -> None:
-        """One item; what fails is left alone for a while. A database that is away is the caller's matter."""
-        now = self._clock.monotonic()
-        if self._held.get(what, 0.0) > now:
-            return
-        self._held.pop(what, None)
-        try:
-            work()
-        except StoreError:
-            raise
-        except (MillstreamError, AssertionError):
-            log.exception("set aside by the sweep", item=what)
-            self._held[what] = now + HELD
-            self.set_aside += 1

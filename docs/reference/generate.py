@@ -138,6 +138,12 @@ TABLES: Mapping[str, str] = {
     "`(namespace, handler, key)` is unique; `ready_lane`, `wake_us` and `blocked_by` are set only for those that can be claimed, wait for an instant, or are blocked.",
     "attempt": "How attempts ended, and what was reported after another end had been settled (`late`).",
     "permit": "Resources that at most `capacity` tasks use at once, and the sequence their attempts are numbered from.",
+    "subscription": "Who wants to know how tasks end: filters, how deliveries are handed out, how far it has caught up with what was ending when it was made. "
+    "`seq` follows the order of commits; `live_name` is unique: one live subscription a name.",
+    "event": "Ends of tasks, one row each, written with the end if somebody subscribes: the frozen outcome. `pending` until its deliveries are made; "
+    "`seen`: the newest subscription its transaction saw.",
+    "delivery": "One event on its way to one subscription. `due_us`: when it may be handed out, or its lease ends. `PASSED` marks, for the time of catching up, "
+    "what had ended before the subscription was there.",
     "lane": "Weight and pause of a queue in a namespace, where somebody has set them.",
     "handler": "What workers told of the handlers they serve, a row for each version: queue, effects, policy, permit and the parameters with their JSON Schemas. "
     "Whoever submits by name is checked against it.",

@@ -21,6 +21,9 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── UnknownHandler            no handler of that name is registered here, nor told of by a worker
     ├── TokenRefused              a cursor or a bulk act's token was changed, or is for something else
     ├── ReviewConflict            a review's decision does not fit the task's present state
+    ├── SubscriptionNotFound      no subscription of that name in this namespace
+    ├── SubscriptionConflict      the name is another subscription's; names what differs
+    ├── DeliveryNotFound          the subscription has no delivery of that task's end (any more)
     ├── FingerprintMismatch       a node rebuilt another plan than was submitted
     ├── CodecError
     │   ├── UnknownFormat         kind, version or value type this build does not know
@@ -124,6 +127,18 @@ class TokenRefused(MillstreamError):
 
 class ReviewConflict(MillstreamError):
     """A review's decision does not fit the task's present state: read it again and decide anew."""
+
+
+class SubscriptionNotFound(MillstreamError):
+    """There is no subscription of that name in this namespace."""
+
+
+class SubscriptionConflict(MillstreamError):
+    """The name is that of a subscription with another definition."""
+
+
+class DeliveryNotFound(MillstreamError):
+    """The subscription has no delivery of that task's end: it never had one, or it was acknowledged and removed since."""
 
 
 class FingerprintMismatch(MillstreamError):

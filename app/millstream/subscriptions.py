@@ -1,0 +1,392 @@
+"""``Subscriptions``: who wants to know how tasks ended, and what has been told them.
+
+::
+
+    subscriptions.create("billing", handler="send_invoice")
+    for delivery in subscriptions.pull("billing"):
+        with Session.begin() as session:
+            if inbox.accept(session, delivery):
+                session.add(Invoice(delivery.key, delivery.result))
+        subscriptions.acknowledge(delivery)
+
+Called by user code and by the CLI. Each operation is one guarded transaction, repeated as it was when the answer to its COMMIT is lost. What must never happen here: a
+delivery taken
+for done before its consumer says so.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from millstream_schema.durable.deliveries import (
+    ENDS,
+    LONGEST_DELAY_MS,
+    DeliveryRow,
+    DeliveryState,
+    Handed,
+    Mode,
+    SubscriptionRow,
+    SubscriptionState,
+)
+from millstream_schema.durable.requests import HANDLER, NAME, decode_result
+from millstream_schema.durable.states import TaskState
+from millstream_schema.errors import (
+    CommitUnknown,
+    ConfigurationError,
+    DeliveryNotFound,
+    StoreUnavailable,
+    SubscriptionConflict,
+    SubscriptionNotFound,
+)
+from millstream_schema.ports import Chance, Clock, Ids, SystemChance, SystemClock, SystemIds
+from millstream_schema.reasons import storable
+from millstream_schema.store import deliveries, events, subscriptions
+from millstream_schema.store.database import Database, Transaction
+from millstream_schema.store.migrate import check_schema
+from millstream_schema.store.subscriptions import NewSubscription
+
+from .client import reachable, require_file
+from .installation import Installation
+
+T = TypeVar("T")
+_REPEATS = 5
+MOST = 1_000
+"""Deliveries that one call takes."""
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+_LONGEST_QUEUE = 200
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one task, handed to one subscription. ``event`` is the task's id, ``attempt`` counts from 1, ``lease`` names what it was handed out under.
+
+    ``state``, ``cause``, ``reason``, ``error`` and :attr:`result` are frozen: what they were when the task ended. Times in UTC µs.
+    """
+
+    subscription: str
+    name: str
+    event: str
+    attempt: int
+    lease: str
+    namespace: str
+    handler: str
+    key: str
+    queue: str
+    business_key: str
+    state: TaskState
+    cause: str
+    reason: str
+    error: str
+    root: str
+    retry_of: str
+    superseded_by: str
+    created_us: int
+    settled_us: int
+    value: str
+
+    @property
+    def result(self) -> Any:
+        """What the handler returned, with its exact types; None for a task that did not succeed."""
+        return decode_result(self.value)
+
+
+def _delivery(s: SubscriptionRow, handed: Handed) -> Delivery:
+    e, d = handed.event, handed.delivery
+    return Delivery(
+        subscription=s.id, name=s.name, event=e.id, attempt=d.attempts, lease=d.lease, namespace=e.namespace, handler=e.handler, key=e.key, queue=e.queue,
+        business_key=e.business_key, state=e.state, cause=e.cause, reason=e.reason, error=e.error, root=e.root, retry_of=e.retry_of,
+        superseded_by=e.superseded_by, created_us=e.created_us, settled_us=e.settled_us, value=e.result,
+    )  # fmt: skip
+
+
+class Subscriptions:
+    """The subscriptions of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
+
+    ``actor``: who acts, kept with what is done. ``database``: one that is open already, and stays its owner's to close. Raises SchemaMismatch, StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        namespace: str = "default",
+        *,
+        actor: str = "",
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        chance: Chance | None = None,
+        database: Database | None = None,
+    ) -> None:
+        if not NAME.match(namespace):
+            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
+        self.namespace = namespace
+        self._actor = actor[:128]
+        self._ids = ids or SystemIds()
+        self._chance = chance or SystemChance()
+        self._shared = database is not None
+        self.database = database or Database(
+            installation.database, clock or SystemClock(), prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
+        )
+        try:
+            with reachable(self.database.url):
+                require_file(self.database)
+                check_schema(self.database)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the connections back."""
+        if not self._shared:
+            self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, work: Callable[[Transaction, bool], T]) -> T:
+        """A transaction; when the answer to its COMMIT is lost, the same again: the second argument tells it so."""
+        for turn in range(_REPEATS):
+            try:
+                return self.database.run(lambda tx, again=turn > 0: work(tx, again))  # type: ignore[misc]
+            except CommitUnknown:
+                continue
+        raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: ask again")
+
+    # -- subscriptions
+
+    def create(
+        self,
+        name: str,
+        *,
+        handler: str = "",
+        queue: str = "",
+        business_key: str = "",
+        states: Iterable[str] = (),
+        publish_to: str = "",
+        celery_task: str = "",
+        attempts: int = 20,
+        delay: float = 1.0,
+        max_delay: float = 3600.0,
+        lease: float = 60.0,
+        since: dt.datetime | None = None,
+    ) -> SubscriptionRow:
+        """Subscribe to every end of a task that is committed after this is; with ``since``, an aware datetime, also to those from then on that are still stored.
+
+        ``handler``, ``queue``, ``business_key``: only tasks with exactly these. ``states``: only these ends (SUCCEEDED, FAILED, CANCELLED, EXPIRED). ``publish_to``: a queue of
+        the Celery broker each is published to, as a message or as a call of ``celery_task``; without it consumers :meth:`pull`. ``attempts``: how often one is handed out
+        before it is parked, with pauses of ``delay`` seconds, doubled up to ``max_delay``. ``lease``: seconds a consumer has until its delivery counts as not done.
+
+        The same name with the same definition is the same subscription. Raises ConfigurationError, SubscriptionConflict, StoreUnavailable.
+        """
+        wanted = NewSubscription(
+            id=self._ids.new("subscription", 10), namespace=self.namespace, name=name, mode=Mode.QUEUE if publish_to else Mode.PULL, target=publish_to,
+            celery_task=celery_task, handler=handler, queue=queue, business_key=business_key, states=",".join(sorted({str(s) for s in states})),
+            attempts=attempts, delay_ms=_ms("delay", delay), max_delay_ms=_ms("max_delay", max_delay), lease_ms=_ms("lease", lease),
+            since_us=_instant(since), actor=self._actor,
+        )  # fmt: skip
+        problems = _problems(wanted, self.database.read(lambda tx: tx.now_us()))
+        if problems:
+            raise ConfigurationError(f"subscription {name!r}: " + "; ".join(problems))
+        row = self._run(lambda tx, _again: subscriptions.create(tx, wanted, self.database.longest_us))
+        differs = wanted.same_as(row)
+        if differs:
+            raise SubscriptionConflict(
+                f"there is a subscription {name!r} with another {', '.join(differs)}: choose another name, or delete it first"
+            )
+        return row
+
+    def list(self) -> list[SubscriptionRow]:
+        """All of this namespace, by name."""
+        return self.database.read(lambda tx: subscriptions.listed(tx, self.namespace))
+
+    def get(self, name: str) -> SubscriptionRow:
+        """One as it is now. Raises SubscriptionNotFound."""
+        return self.database.read(lambda tx: self._found(tx, name))
+
+    def _found(self, tx: Transaction, name: str) -> SubscriptionRow:
+        row = subscriptions.read(tx, self.namespace, name)
+        if row is None:
+            raise SubscriptionNotFound(f"there is no subscription {name!r} in namespace {self.namespace!r}")
+        return row
+
+    def counts(self, name: str) -> Mapping[str, int]:
+        """How many of its deliveries are in each state. Raises SubscriptionNotFound."""
+        return self.database.read(lambda tx: deliveries.counts(tx, self._found(tx, name)))
+
+    def pause(self, name: str) -> SubscriptionRow:
+        """Hand out nothing until :meth:`resume`; deliveries are made and kept meanwhile. Raises SubscriptionNotFound."""
+        return self._set(name, SubscriptionState.PAUSED)
+
+    def resume(self, name: str) -> SubscriptionRow:
+        """Hand out again. Raises SubscriptionNotFound."""
+        return self._set(name, SubscriptionState.ACTIVE)
+
+    def delete(self, name: str) -> None:
+        """Subscribe no more; its deliveries go, acknowledged or not. Raises SubscriptionNotFound."""
+        self.get(name)
+
+        def work(tx: Transaction, again: bool) -> bool:
+            return subscriptions.set_state(tx, self.namespace, name, SubscriptionState.DELETED, self._actor) is not None or again
+
+        if not self._run(work):
+            raise SubscriptionNotFound(f"there is no subscription {name!r} any more in namespace {self.namespace!r}")
+
+    def _set(self, name: str, state: SubscriptionState) -> SubscriptionRow:
+        row = self._run(lambda tx, _again: subscriptions.set_state(tx, self.namespace, name, state, self._actor))
+        if row is None:
+            raise SubscriptionNotFound(f"there is no subscription {name!r} in namespace {self.namespace!r}")
+        return row
+
+    # -- consuming
+
+    def pull(self, name: str, limit: int = 10, *, lease: float | None = None) -> Sequence[Delivery]:
+        """Take up to ``limit`` deliveries that are due. Each is this caller's for ``lease`` seconds (the subscription's), then somebody may get it again.
+
+        In the order in which their tasks ended, as far as they are here: no order is promised. Raises SubscriptionNotFound, ConfigurationError.
+        """
+        if not 1 <= limit <= MOST:
+            raise ConfigurationError(f"limit must be between 1 and {MOST}, not {limit}")
+        s = self.get(name)
+        lease_ms = s.lease_ms if lease is None else _ms("lease", lease)
+        if not 1 <= lease_ms <= LONGEST_DELAY_MS:
+            raise ConfigurationError(f"lease must be a number of seconds above 0 and at most {LONGEST_DELAY_MS // 1000}, not {lease!r}")
+        token = self._ids.new("lease", 10)
+        self._run(lambda tx, _again: events.fan_out(tx, MOST))  # nobody waits for the sweep
+
+        def work(tx: Transaction, again: bool) -> list[Handed]:
+            return deliveries.lease(tx, s, limit, token, lease_ms * 1000, self._draw, again=again)
+
+        return [_delivery(s, h) for h in self._run(work)]
+
+    def received(self, body: Mapping[str, Any]) -> Delivery:
+        """The delivery that a published message names. Raises DeliveryNotFound when it is acknowledged or gone: the message is an old one, to be passed over."""
+        name, event = body.get("subscription"), body.get("event")
+        if not isinstance(name, str) or not isinstance(event, str) or body.get("namespace") != self.namespace:
+            raise ConfigurationError(
+                f"this is no message of a subscription in namespace {self.namespace!r}: give the body as it was received"
+            )
+
+        def work(tx: Transaction) -> tuple[SubscriptionRow, Handed | None]:
+            s = self._found(tx, name)
+            return s, deliveries.handed(tx, s, event)
+
+        s, found = self.database.read(work)
+        if found is None or found.delivery.state is DeliveryState.ACKNOWLEDGED:
+            raise DeliveryNotFound(
+                f"the end of task {event} is not to be delivered to subscription {name!r}: acknowledged, or removed since"
+            )
+        return _delivery(s, found)
+
+    def acknowledge(self, *done: Delivery) -> None:
+        """It is done. Valid whatever has become of the lease it came under. Raises DeliveryNotFound for what there is no delivery of; the others are acknowledged all the same."""
+        by_name: dict[tuple[str, str], list[str]] = {}
+        for delivery in done:
+            by_name.setdefault((delivery.subscription, delivery.name), []).append(delivery.event)
+        missing: list[str] = []
+        for (subscription, name), ids in by_name.items():
+            missing += self._acknowledge(subscription, name, ids)
+        if missing:
+            raise DeliveryNotFound(f"there is no delivery (any more) of {', '.join(missing[:10])}")
+
+    def acknowledge_by_id(self, name: str, *ids: str) -> None:
+        """Likewise, by the ids of the tasks. Raises SubscriptionNotFound, DeliveryNotFound."""
+        missing = self._acknowledge(self.get(name).id, name, list(ids))
+        if missing:
+            raise DeliveryNotFound(f"subscription {name!r} has no delivery (any more) of {', '.join(missing[:10])}")
+
+    def _acknowledge(self, subscription: str, name: str, ids: Sequence[str]) -> Sequence[str]:
+        def work(tx: Transaction, _again: bool) -> Sequence[str]:
+            s = subscriptions.read(tx, self.namespace, name)
+            if s is None or s.id != subscription:
+                return ids
+            return deliveries.acknowledge(tx, s, ids, self._actor)
+
+        return self._run(work)
+
+    def refuse(self, delivery: Delivery, reason: str = "", *, after: float | None = None) -> bool:
+        """It could not be done: again after the back-off, or ``after`` seconds; parked when no attempt is left. False: its lease is over, somebody else may be at it."""
+        return self.refuse_by_id(delivery.name, delivery.event, delivery.lease, reason, after=after) is not None
+
+    def refuse_by_id(self, name: str, event: str, lease: str, reason: str = "", *, after: float | None = None) -> DeliveryRow | None:
+        """Likewise, by the task's id and the lease; as it is afterwards. Raises SubscriptionNotFound."""
+        after_us = None if after is None else _ms("after", after) * 1000
+
+        def work(tx: Transaction, again: bool) -> DeliveryRow | None:
+            s = self._found(tx, name)
+            done = deliveries.refuse(tx, s, event, lease, reason, after_us, self._draw())
+            return deliveries.one(tx, s, event) if done is None and again else done
+
+        return self._run(work)
+
+    def _draw(self) -> float:
+        return self._chance.uniform(0.0, 1.0)
+
+    # -- looking after
+
+    def deliveries(self, name: str, *, state: DeliveryState | None = None, limit: int = 50) -> Sequence[DeliveryRow]:
+        """Those that changed last, and are in this state. Raises SubscriptionNotFound."""
+        return self.database.read(lambda tx: deliveries.listed(tx, self._found(tx, name), state, limit))
+
+    def redeliver(self, name: str, *ids: str) -> int:
+        """Deliver the ends of these tasks again, whatever became of that before; how many. What they bring is what it was. Raises SubscriptionNotFound, DeliveryNotFound."""
+        wanted = sorted(set(ids))
+        found = self._run(lambda tx, _again: deliveries.redeliver(tx, self._found(tx, name), wanted, self._actor))
+        if found < len(wanted):
+            raise DeliveryNotFound(
+                f"subscription {name!r} has a delivery of {found} of these {len(wanted)} tasks; those are delivered again"
+            )
+        return found
+
+    def existing(self, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Of these (subscription id, task id) those that can still be delivered, or be delivered again."""
+        return self.database.read(lambda tx: deliveries.existing(tx, pairs))
+
+
+def _ms(name: str, seconds: float) -> int:
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_DELAY_MS / 1000:
+        raise ConfigurationError(f"{name} must be a number of seconds between 0 and {LONGEST_DELAY_MS // 1000}, not {seconds!r}")
+    return int(seconds * 1000)
+
+
+def _instant(since: dt.datetime | None) -> int:
+    if since is None:
+        return 0
+    if not isinstance(since, dt.datetime) or since.utcoffset() is None:
+        raise ConfigurationError(f"since {since!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC) - timedelta(hours=1)")
+    return max(1, (since - _EPOCH) // _MICROSECOND)
+
+
+def _problems(new: NewSubscription, now_us: int) -> list[str]:
+    found = []
+    if not isinstance(new.name, str) or not NAME.match(new.name):
+        found.append(f"its name must match {NAME.pattern}")
+    if new.handler and not HANDLER.match(new.handler):
+        found.append(f"handler {new.handler!r} must match {HANDLER.pattern}")
+    if new.queue and not NAME.match(new.queue):
+        found.append(f"queue {new.queue!r} must match {NAME.pattern}")
+    for field in ("business_key", "target", "celery_task"):
+        text = getattr(new, field)
+        if not isinstance(text, str) or len(text) > _LONGEST_QUEUE or storable(text) != text:
+            found.append(f"{field} must be text of at most {_LONGEST_QUEUE} characters without NUL and half characters, not {text!r:.80}")
+    wrong = [s for s in new.states.split(",") if s and s not in ENDS]
+    if wrong:
+        found.append(f"states must be ends of a task ({', '.join(ENDS)}), not {', '.join(wrong)}")
+    if type(new.attempts) is not int or not 1 <= new.attempts <= 1_000_000:
+        found.append(f"attempts must be a whole number between 1 and 1000000, not {new.attempts!r}")
+    if new.delay_ms > new.max_delay_ms:
+        found.append(f"delay must not exceed max_delay, which is {new.max_delay_ms / 1000} s")
+    if new.lease_ms < 1:
+        found.append("lease must be above 0: a consumer needs time")
+    if new.celery_task and not new.target:
+        found.append("celery_task needs publish_to: the queue its call goes to")
+    if new.since_us > now_us:
+        found.append("since lies in the future: what ends later comes by itself")
+    return found
