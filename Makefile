@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
-EXTRAS := redis,rabbitmq,postgres,mysql,flower,dev
+EXTRAS := redis,rabbitmq,postgres,mysql,flower,django,flask,dev
 
 # minutes of `make soak`; 30 and more are judged
 MINUTES ?= 30

@@ -164,10 +164,13 @@ class Millstream:
             )  # fmt: skip
         return found
 
-    def tasks(self, handlers: Handlers, *, actor: str = "") -> Tasks:
-        """A client whose submissions wake the workers; the handlers' ``.delay()`` and ``.apply_async()`` submit by it. One for a process, made once: it keeps connections."""
+    def tasks(self, handlers: Handlers, *, actor: str = "", sessions: Callable[[], Any] | None = None) -> Tasks:
+        """A client whose submissions wake the workers; the handlers' ``.delay()`` and ``.apply_async()`` submit by it. One for a process, made once: it keeps connections.
+
+        ``sessions``: gives the transaction that a submission joins which names none, e.g. ``millstream.django.transactions("default")``.
+        """
         messages = TaskMessages(self.app, self.installation.prefix)
-        client = Tasks(self.installation, handlers, self.namespace, actor=actor, wake=messages.wake)
+        client = Tasks(self.installation, handlers, self.namespace, actor=actor, wake=messages.wake, sessions=sessions)
         handlers.bind(client)
         return client
 

@@ -14,6 +14,10 @@ import millstream
 # Name → why nothing in the product refers to it. Adding a line is a decision, not a repair.
 UNREFERENCED: Mapping[str, str] = {
     "millstream.program.Commands.invoke": "Typer calls it for every command",
+    "millstream.django.apps.MillstreamConfig": "Django finds it by INSTALLED_APPS",
+    "millstream.django.management.commands.millstream.Command": "Django finds it by its module's name",
+    "millstream.django.management.commands.millstream.Command.run_from_argv": "Django calls it for the command",
+    "millstream.flask.MillstreamFlask": "users' applications make it; the extra's own door, not among millstream's names",
     "millstream.celery_tasks.DurableTask.apply_async": "Celery calls it for signatures, chains and delay",
     "millstream.celery_tasks.strategy": "Celery finds it by the name in DurableTask.Strategy",
     "millstream_tasks.channels.rabbitmq_link.AmqpLink.blocking_read": "py-amqp calls it while it waits for an answer",

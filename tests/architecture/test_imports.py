@@ -32,6 +32,10 @@ DOORS: Mapping[str, Sequence[str]] = {
     "pymysql": ("millstream_schema.target.connection",),
     "flower": ("millstream_flower.*",),
     "tornado": ("millstream_flower.*",),
+    # web frameworks, each by its integration
+    "django": ("millstream.django*",),
+    "flask": ("millstream.flask",),
+    "flask_sqlalchemy": (),
     "typer": ("millstream.*",),
     "rich": ("millstream.*",),
 }
@@ -105,7 +109,7 @@ def test_nothing_is_pickled_anywhere() -> None:
 
 def test_importing_millstream_brings_in_no_optional_extra() -> None:
     """``pip install millstream`` without extras can be imported."""
-    assert _loaded("import millstream") & {"redis", "hiredis", "psycopg", "pymysql", "flower", "tornado"} == set()
+    assert _loaded("import millstream") & {"redis", "hiredis", "psycopg", "pymysql", "flower", "tornado", "django", "flask"} == set()
 
 
 def test_the_coordinator_brings_in_no_broker_and_nothing_that_runs_user_code() -> None:

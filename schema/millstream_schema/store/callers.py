@@ -59,8 +59,8 @@ class Caller(Protocol):
     """The driver's connection below."""
     dialect: str
 
-    def after_commit(self, act: Callable[[], None]) -> bool:
-        """Have it done after the outermost commit; False: nobody tells when that is."""
+    def after_commit(self, act: Callable[[], None]) -> None:
+        """Have it done after the outermost commit, if anybody tells when that is."""
         ...
 
     def failed(self) -> None:
@@ -80,9 +80,8 @@ class SqlAlchemyCaller:
         if not connection.in_transaction():
             connection.begin()
 
-    def after_commit(self, act: Callable[[], None]) -> bool:
+    def after_commit(self, act: Callable[[], None]) -> None:
         commits.after_commit(self.connection, self._session, act)
-        return True
 
     def failed(self) -> None:
         """Nothing to tell: the database itself refuses what follows, or has undone the statement alone."""
@@ -97,8 +96,8 @@ class DriverCaller:
         self.raw = raw
         self.dialect = driver.dialect
 
-    def after_commit(self, act: Callable[[], None]) -> bool:
-        return False
+    def after_commit(self, act: Callable[[], None]) -> None:
+        """Nothing can be asked to tell: the caller's receipt has ``hint()``."""
 
     def failed(self) -> None:
         """Nothing to tell anybody: the caller gets the error."""
@@ -112,9 +111,9 @@ class DjangoCaller(DriverCaller):
         super().__init__(wrapper.connection)
         self._wrapper = wrapper
 
-    def after_commit(self, act: Callable[[], None]) -> bool:
-        self._wrapper.on_commit(lambda: commits.acted(act))
-        return True
+    def after_commit(self, act: Callable[[], None]) -> None:
+        if self._wrapper.in_atomic_block:  # begun by hand: Django keeps no callbacks
+            self._wrapper.on_commit(lambda: commits.acted(act))
 
     def failed(self) -> None:
         if self._wrapper.in_atomic_block:

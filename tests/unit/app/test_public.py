@@ -15,7 +15,7 @@ import millstream
 import millstream_schema.errors
 
 STORED = Path(__file__).with_name("public_names.txt")
-HEAVY = {"sqlalchemy", "alembic", "celery", "kombu", "billiard", "amqp", "redis", "psycopg", "pymysql", "typer", "rich"}
+HEAVY = {"sqlalchemy", "alembic", "celery", "kombu", "billiard", "amqp", "redis", "psycopg", "pymysql", "typer", "rich", "django", "flask"}
 
 
 def loaded_after(statement: str) -> set[str]:
