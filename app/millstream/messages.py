@@ -28,6 +28,8 @@ OUTBOX = 1000
 EXPIRES = 60
 WAKE_UPS = 100
 """Wake-ups a queue of the broker holds; more tell nothing new."""
+COUNTED_EVERY = 0.2
+"""Seconds between two looks at how many there are, where the broker does not bound them itself."""
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0
 QUEUE_EXPIRES = 3600.0
 TICK, ADVANCE, SUBTASK = "millstream.tick", "millstream.advance", "millstream.subtask"
@@ -264,7 +266,7 @@ class TaskMessages(Carrier):
             self._waiting.clear()
         with self._connection() as connection, connection.channel() as channel:
             producer = Producer(channel, serializer="json")
-            declared: set[str] = set()
+            declared: dict[str, float] = {}
             unbounded = connection.transport.driver_type == "redis"  # knows no x-max-length
 
             def send(_kind: str, queue: str) -> None:
@@ -272,9 +274,12 @@ class TaskMessages(Carrier):
                     self._waiting.discard(queue)
                 if queue not in declared:
                     self._queue(queue)(channel).declare()
-                    declared.add(queue)
-                if unbounded and self._queue(queue)(channel).queue_declare().message_count >= WAKE_UPS:
-                    return  # nobody listens: more would tell nothing new
+                    declared[queue] = 0.0
+                if unbounded and self._clock.monotonic() >= declared[queue]:
+                    declared[queue] = self._clock.monotonic() + COUNTED_EVERY
+                    if self._queue(queue)(channel).queue_declare().message_count >= WAKE_UPS:
+                        declared[queue] = 0.0
+                        return  # nobody listens: more would tell nothing new
                 producer.publish(
                     "", exchange="", routing_key=wake_queue(self._prefix, queue), expiration=EXPIRES, retry=False, delivery_mode=1
                 )
