@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow
 from millstream_schema.durable.requests import NAME, Options, decode_result, encode_result
@@ -30,7 +31,7 @@ from millstream_schema.errors import (
     UnknownHandler,
 )
 from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
-from millstream_schema.store import settling, tasks
+from millstream_schema.store import explaining, settling, tasks
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import check_schema
 from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
@@ -309,21 +310,7 @@ class Tasks:
     def why(self, task: str) -> str:
         """One line: why it is not running."""
         row = self.get(task)
-        match row.state:
-            case TaskState.SCHEDULED:
-                return "it is due later"
-            case TaskState.RETRY_WAIT:
-                return f"it waits for its next attempt after: {row.reason or row.cause}"
-            case TaskState.READY if row.blocked_by:
-                return f"it waits for {row.blocked_by}"
-            case TaskState.READY:
-                return f"no worker has taken it from queue {row.queue!r} yet: is one running that has handler {row.handler!r}?"
-            case TaskState.DISPATCHED | TaskState.RUNNING:
-                return f"session {row.session} has it"
-            case TaskState.UNKNOWN:
-                return f"it is in review ({row.cause}): {row.reason}"
-            case _:
-                return f"it is over: {row.state}" + (f" ({row.cause})" if row.cause else "")
+        return why(row, self.database.read(lambda tx: explaining.facts(tx, row)))
 
     # -- acting
 

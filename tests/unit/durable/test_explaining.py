@@ -1,0 +1,57 @@
+"""Why a task is not running, in one line that names no other tenant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.durable.rows import NOW, SECOND, task_row
+
+from millstream_schema.durable.explaining import Holder, WhyFacts, why
+from millstream_schema.durable.records import PermitRow
+from millstream_schema.durable.states import TaskState
+
+T = TaskState
+BUSY = PermitRow(id="default/acct:7", namespace="default", key="acct:7", capacity=2, held=2, seq=9, paused=0, rev=1)
+PAUSED = PermitRow(id="default/acct:7", namespace="default", key="acct:7", capacity=2, held=0, seq=9, paused=1, rev=1)
+LIVE = Holder(name="worker-1", expires_us=NOW + 4 * SECOND, gone=False)
+LATE = Holder(name="worker-1", expires_us=NOW - SECOND, gone=False)
+PARKED = {"blocked_by": "permit:default/acct:7", "permit": "acct:7"}
+
+LINES: dict[str, tuple[TaskState, dict[str, Any], dict[str, Any], str]] = {
+    "due later": (T.SCHEDULED, {"wake_us": NOW + 90 * SECOND}, {}, "it is due at 2027-01-15 08:01:30 UTC, in 90.0 s"),
+    "due tomorrow": (T.SCHEDULED, {"wake_us": NOW + 86_400 * SECOND}, {}, "in 1 day, 0:00:00"),
+    "due already": (T.SCHEDULED, {"wake_us": NOW - SECOND}, {}, "is a worker running?"),
+    "again": (T.RETRY_WAIT, {"wake_us": NOW + SECOND, "reason": "ValueError: no\nsuch"}, {}, "in 1.0 s: attempt 2 follows after ValueError: no such"),
+    "permit": (T.READY, PARKED, {"permit": BUSY}, "it waits for permit 'acct:7': 2 of 2 are held"),
+    "permit paused": (T.READY, PARKED, {"permit": PAUSED}, "permit 'acct:7' is paused"),
+    "permit unknown": (T.READY, PARKED, {}, "it waits for permit 'acct:7'"),
+    "rate": (T.READY, {"blocked_by": "rate:default/mail"}, {}, "it waits for rate 'mail'"),
+    "lane paused": (T.READY, {}, {"lane_paused": True, "able": 1, "serving": 1}, "queue 'default' is paused"),
+    "no worker": (T.READY, {}, {}, "no live worker serves queue 'default'"),
+    "other queues": (T.READY, {}, {"elsewhere": 2}, "no live worker serves queue 'default'; of other queues 2 live workers serve handler 'work'"),
+    "no handler": (T.READY, {}, {"serving": 1}, "1 live worker serves queue 'default', and none has handler 'work'"),
+    "its turn": (T.READY, {}, {"serving": 3, "able": 2}, "it waits for its turn since 2027-01-15 08:00:00 UTC: 2 live workers serve its queue and handler"),
+    "behind": (T.READY, {}, {"serving": 3, "able": 2, "ahead": 7}, "its queue and handler, ahead of it in its queue: 7"),
+    "claimed": (T.DISPATCHED, {}, {"holder": LIVE}, "it was claimed at 2027-01-15 08:00:00 UTC and has not begun at worker-1 (session s), whose lease holds for 4.0 s"),
+    "running": (T.RUNNING, {"cancel": 1}, {"holder": LIVE}, "it runs since 2027-01-15 08:00:00 UTC at worker-1 (session s), whose lease holds for 4.0 s; its end is asked for"),
+    "late": (T.RUNNING, {}, {"holder": LATE}, "whose lease ran out at 2027-01-15 07:59:59 UTC: the sweep takes it back"),
+    "forgotten": (T.RUNNING, {}, {}, "its session s is unknown"),
+    "review": (T.UNKNOWN, {"cause": "lost", "reason": "the lease of its worker ran out"}, {}, "since 2027-01-15 08:00:00 UTC (lost): the lease of its worker ran out"),
+    "over": (T.FAILED, {"cause": "attempts", "settled_us": NOW, "superseded_by": "task-9"}, {}, "since 2027-01-15 08:00:00 UTC: FAILED (attempts); task task-9 took over"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(LINES))
+def test_the_line_says_what_the_facts_say(name: str) -> None:
+    """One line, and never the namespace it is parked under."""
+    state, changes, facts, said = LINES[name]
+    line = why(task_row(state, **changes), WhyFacts(now_us=NOW, **facts))
+    assert said in line and "\n" not in line and "default/" not in line
+
+
+def test_every_state_has_a_line() -> None:
+    """Without any fact."""
+    assert {s for s, *_ in LINES.values()} | {T.SUCCEEDED, T.CANCELLED, T.EXPIRED} == set(T)
+    for state in T:
+        assert why(task_row(state), WhyFacts(now_us=NOW))
