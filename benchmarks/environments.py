@@ -15,7 +15,17 @@ PEERS = {
         ("bytewax", ["--case", "windows", "--per-second", "10000", "--n", "300000"]),
         ("bytewax", ["--case", "windows", "--per-second", "100", "--n", "300000"]),
     ],
+    "tasks": [
+        ("huey", ["--case", "burn", "--n", "5000"]),
+        ("huey", ["--case", "latency", "--n", "300"]),
+        ("dbos", ["--case", "burn", "--n", "1000"]),
+        ("dbos", ["--case", "latency", "--n", "300"]),
+    ],
 }
+REQUIREMENTS = {"huey": ("huey", "redis", "hiredis"), "dbos": ("dbos", "psycopg[binary]")}
+"""What a peer needs beside the package of its own name."""
+ALL_CPUS = ("huey", "dbos")
+"""Peers of cases that run in several processes, and are not kept on one CPU."""
 """Peers by case, with their arguments. Fewer records than Millstream where a peer would take minutes; a rate does not depend on it much."""
 
 STORED = {
@@ -36,18 +46,23 @@ def environment(package: str) -> Path:
     if not (directory / ".ready").exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         venv.create(directory, clear=True, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package], check=True, timeout=600)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS.get(package, (package,))],
+            check=True,
+            timeout=600,
+        )
         (directory / ".ready").touch()
     return python
 
 
 def run_peer(package: str, arguments: list[str], *, once: bool) -> Result:
-    """One peer on one CPU, as the embedded cases are; a result that says why when it cannot be run."""
-    if once:
-        arguments = [*arguments[:-1], "10000"]
+    """One peer, on one CPU where the case is; a result that says why when it cannot be run."""
     cpu = max(os.sched_getaffinity(0))
+    pinned = [] if package in ALL_CPUS else ["taskset", "-c", str(cpu)]
+    if once:
+        arguments = [*arguments[:-1], "10000" if pinned else "50"]
     try:
-        command = ["taskset", "-c", str(cpu), str(environment(package)), "-m", f"benchmarks.peers.{package}", *arguments]
+        command = [*pinned, str(environment(package)), "-m", f"benchmarks.peers.{package}", *arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     except (subprocess.SubprocessError, OSError) as error:
         return Result(package, package, notes=f"not run: {error}")
@@ -55,5 +70,6 @@ def run_peer(package: str, arguments: list[str], *, once: bool) -> Result:
     if done.returncode or not lines:
         return Result(package, package, notes=f"not run: {done.stderr.strip()[-300:]}")
     result = Result.parse(lines[-1])
-    result.notes += f", one CPU (number {cpu})"
+    if pinned:
+        result.notes += f", one CPU (number {cpu})"
     return result
