@@ -35,7 +35,7 @@ class Selected(msgspec.Struct):
     more: bool = False
 
 
-def _candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
+def candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
     c = t.task.c
     handlers: sa.BindParameter[Any] = sa.bindparam("handlers", expanding=True)
     where = [c.ready_lane == sa.bindparam("lane"), c.handler.in_(handlers)]
@@ -44,7 +44,7 @@ def _candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
 
 def _further(t: Tables) -> sa.Select[tuple[object, ...]]:
     """Likewise, without those that were chosen before."""
-    return _candidates(t).where(t.task.c.id.not_in(sa.bindparam("chosen", expanding=True)))
+    return candidates(t).where(t.task.c.id.not_in(sa.bindparam("chosen", expanding=True)))
 
 
 def _front(t: Tables) -> sa.Select[tuple[object, ...]]:
@@ -53,7 +53,7 @@ def _front(t: Tables) -> sa.Select[tuple[object, ...]]:
     return front.order_by(c.rank, c.id).limit(PARKED_AT_ONCE)
 
 
-_CANDIDATES = Query(_candidates)
+_CANDIDATES = Query(candidates)
 _FURTHER = Query(_further)
 _FRONT = Query(_front)
 
