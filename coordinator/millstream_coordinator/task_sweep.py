@@ -1,5 +1,6 @@
-"""The sweep over durable tasks: lost sessions, due work, permits whose next in line was passed over. Bounded in each part; a failing item is set aside and stops nothing.
+"""The sweep over durable tasks: lost sessions, due work, what may not start any more, what is parked under something that is over.
 
+Bounded in each part; a failing item is set aside and stops nothing.
 Run by the holder of the coordinator's lease, as often as it ticks: the fast path is the claims of workers, this is the net under it. What must never happen here: a session
 judged by an outage of the database; user code.
 """
@@ -7,7 +8,7 @@ judged by an outage of the database; user code.
 from __future__ import annotations
 
 from millstream_schema.ports import Chance, Clock
-from millstream_schema.store import claims, permits, settling, sweeps
+from millstream_schema.store import blockers, claims, gates, settling, sweeps
 from millstream_schema.store.database import Database
 
 from .setting_aside import SettingAside
@@ -47,7 +48,10 @@ class TaskSweep:
         for _ in range(CHUNKS):
             if self._db.run(lambda tx: claims.wake_due(tx, CHUNK)) < CHUNK:
                 break
-        self._permits()
+        for _ in range(CHUNKS):
+            if self._db.run(lambda tx: claims.expire_late(tx, CHUNK)) < CHUNK:
+                break
+        self._blockers()
 
     def _diverged(self, now_us: int) -> bool:
         """Whether the database's clock and ours went apart by half a lease since the last sweep: one of them was set."""
@@ -62,14 +66,19 @@ class TaskSweep:
             if self._db.run(lambda tx: settling.take_back(tx, session, lambda: self._chance.uniform(0.0, 1.0), CHUNK)) < CHUNK:
                 break
 
-    def _permits(self) -> None:
-        """The next in line of a free permit may have been passed over while somebody held its row. So many at once; the next sweep goes on where this one stopped."""
+    def _blockers(self) -> None:
+        """What blocks tasks: the next in line of a free permit may have been passed over while somebody held its row, a pause or a rate may be over.
+
+        So many at once; the next sweep goes on where this one stopped.
+        """
         for _ in range(BLOCKERS):
-            found = self._db.read(lambda tx: permits.next_blocker(tx, self._after))
+            found = self._db.read(lambda tx: blockers.following(tx, self._after))
             self._after = found or ""
             if found is None:
                 return
-            self._aside.each(f"permit {found}", lambda p=found: self._permit(p))  # type: ignore[misc]
+            self._aside.each(found, lambda b=found: self._blocker(b))  # type: ignore[misc]
 
-    def _permit(self, permit: str) -> None:
-        self._db.run(lambda tx: permits.refill(tx, permit))
+    def _blocker(self, blocker: str) -> None:
+        for _ in range(CHUNKS):
+            if self._db.run(lambda tx: gates.relieve(tx, blocker, CHUNK)) < CHUNK:
+                break

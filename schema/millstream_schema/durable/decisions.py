@@ -92,6 +92,17 @@ def expired(task: TaskRow, now: int) -> Cause:
     return Cause.NONE
 
 
+def limit_of(task: TaskRow, starts: int) -> int | None:
+    """Until when a task that has been started so often has to start again; None: no limit."""
+    return min((at for at in (task.deadline_us, 0 if starts else task.start_by_us) if at), default=None)
+
+
+def on_limit(task: TaskRow, now: int) -> Decision | None:
+    """A waiting task's last instant to start may have passed."""
+    late = expired(task, now)
+    return Decision(state=TaskState.EXPIRED, cause=late) if late and not task.state.held else None
+
+
 def _snoozed(task: TaskRow, policy: Policy, for_us: int, now: int) -> Decision:
     if task.cancel:
         return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)

@@ -91,6 +91,10 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """Class of the exception it raised last."""
     amiss_us: int | None = None
     """When it was created, if it failed, was cancelled, expired or is in review: those are looked for, and rare."""
+    tokens: int = 0
+    """Of which gates it took a token when it was claimed, as bits."""
+    limit_us: int | None = None
+    """Until when it has to start, while nobody holds it and there is such a limit."""
 
     @property
     def lane(self) -> str:

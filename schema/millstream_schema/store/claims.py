@@ -6,19 +6,20 @@ index it walks. What must never happen here: a task given to two sessions; a cla
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.decisions import on_due
+from ..durable.decisions import limit_of, on_due, on_limit
 from ..durable.records import TaskRow
 from ..durable.states import Effects, TaskState
 from ..states import NodeState
+from . import gates
 from .columns import not_empty
 from .database import ClockQuery, Query, Transaction
 from .rows import to
-from .selection import select
+from .selection import Selected, select, soonest
 from .tables import Tables
 from .tasks import apply, by_permit
 
@@ -36,21 +37,25 @@ class Claimed(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-def _session(t: Tables, now: sa.ColumnElement[int], dialect: str) -> sa.Select[tuple[int, int]]:
-    """Locked first, then the clock is read: a lease that ran out while this waited has run out. PostgreSQL computes a list before it locks, but not that of what surrounds it."""
+def _session(t: Tables, now: sa.ColumnElement[int], dialect: str) -> sa.Select[tuple[int, bool, int]]:
+    """Locked first, then the clock is read: a lease that ran out while this waited has run out. PostgreSQL computes a list before it locks, but not that of what surrounds it.
+
+    By the way it says whether anybody has set a gate: who has not pays nothing for them.
+    """
     n = t.node
-    lease = sa.select(n.c.expires_us).where(n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE).with_for_update()
+    gated = sa.exists(sa.select(t.gate.c.id)).label("gated")
+    lease = sa.select(n.c.expires_us, gated).where(n.c.id == sa.bindparam("session"), n.c.state == NodeState.ACTIVE).with_for_update()
     if dialect != "postgresql":
         return lease.add_columns(now.label("now_us"))
     locked = lease.subquery()
-    return sa.select(locked.c.expires_us, now.label("now_us"))
+    return sa.select(locked.c.expires_us, locked.c.gated, now.label("now_us"))
 
 
 def _give(t: Tables) -> sa.Update:
     c = t.task.c
     given = {
         "state": sa.bindparam("to"), "fence": c.fence + 1, "token": sa.bindparam("token"), "session": sa.bindparam("session"), "claim": sa.bindparam("claim"),
-        "ready_lane": None, "starts": c.starts + sa.bindparam("started"), "claimed_us": sa.bindparam("now"), "changed_us": sa.bindparam("now"),
+        "ready_lane": None, "limit_us": None, "starts": c.starts + sa.bindparam("started"), "claimed_us": sa.bindparam("now"), "changed_us": sa.bindparam("now"),
         "started_us": sa.bindparam("started_us"), "rev": c.rev + 1,
     }  # fmt: skip
     where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, c.ready_lane.is_not(None)]
@@ -68,6 +73,7 @@ _OF_CLAIM = Query(
 )
 _NEXT_LANE = Query(lambda t: sa.select(sa.func.min(t.task.c.ready_lane).label("lane")).where(t.task.c.ready_lane > sa.bindparam("after")))
 _NEXT_WAKE = Query(lambda t: sa.select(sa.func.min(t.task.c.wake_us).label("next")))
+_LANES = Query(lambda t: sa.select(t.lane).where(t.lane.c.id.in_(sa.bindparam("lanes", expanding=True))))
 _RUNNING = Query(
     lambda t: (
         sa.select(t.task.c.namespace, t.task.c.queue, sa.func.count().label("n"))
@@ -98,10 +104,15 @@ def held_by_lane(tx: Transaction) -> dict[str, int]:
     return {f"{r['namespace']}/{r['queue']}": int(r["n"]) for r in tx.rows(_RUNNING)}
 
 
-def lane_settings(tx: Transaction) -> dict[str, tuple[int, bool]]:
-    """Weight and pause of lanes somebody has set; all others weigh 1 and go."""
-    t = tx.t.lane
-    return {r["id"]: (int(r["weight"]), bool(r["paused"])) for r in tx.rows(sa.select(t.c.id, t.c.weight, t.c.paused))}
+def lane_settings(tx: Transaction, lanes: Collection[str]) -> dict[str, tuple[int, bool]]:
+    """Weight and pause of those of these lanes that somebody has set; all others weigh 1 and go."""
+    return {r["id"]: (int(r["weight"]), bool(r["paused"])) for r in tx.rows(_LANES, lanes=sorted(lanes))} if lanes else {}
+
+
+def survey(tx: Transaction, queues: Sequence[str], known: Collection[str]) -> tuple[list[str], dict[str, int], dict[str, tuple[int, bool]]]:
+    """Lanes with claimable tasks, how many tasks of each lane are held, and what is set of these and of the ``known`` lanes."""
+    found = ready_lanes(tx, queues)
+    return found, held_by_lane(tx), lane_settings(tx, {*found, *known})
 
 
 def claim(
@@ -128,8 +139,8 @@ def claim(
         before = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
         if before:
             return Claimed([t for t in before if t.state.held], now, next_wake(tx))
-    found = select(tx, shares, handlers, now)
-    granted = found.tasks
+    found = select(tx, shares, handlers, now, gated=bool(lease["gated"]))
+    granted, now = found.tasks, found.now_us
     begun = {t.id for t in granted[:starting] if t.effects is not Effects.EXTERNAL}
     given: list[TaskRow] = []
     for state, started in ((TaskState.RUNNING, 1), (TaskState.DISPATCHED, 0)):
@@ -140,12 +151,18 @@ def claim(
                 raise AssertionError(f"claim {claim_id}: fewer of {len(part)} locked tasks were given")
             given += [
                 msgspec.structs.replace(
-                    t, state=state, fence=t.fence + 1, starts=t.starts + started, ready_lane=None, claimed_us=now, **values
+                    t, state=state, fence=t.fence + 1, starts=t.starts + started, ready_lane=None, limit_us=None, claimed_us=now, **values
                 )
                 for t in part
             ]
     given.sort(key=lambda t: (t.rank, t.id))
-    return Claimed(given, now, None if given else next_wake(tx), found.more)
+    return Claimed(given, now, None if given else _next_look(tx, found, gated=bool(lease["gated"])), found.more)
+
+
+def _next_look(tx: Transaction, found: Selected, *, gated: bool) -> int | None:
+    """When something that waits for an instant or for a token may be claimed."""
+    token = gates.next_token(tx) if gated else None
+    return soonest(next_wake(tx), found.next_us, None if token is None else max(token, found.now_us + gates.NO_SOONER_US))
 
 
 def next_wake(tx: Transaction) -> int | None:
@@ -162,6 +179,21 @@ def wake_due(tx: Transaction, limit: int) -> int:
     rows = [to(TaskRow, r) for r in tx.rows(due)]
     for row in by_permit(rows):
         apply(tx, row, on_due(row, now), now)
+    return len(rows)
+
+
+def expire_late(tx: Transaction, limit: int) -> int:
+    """Tasks that wait for whatever it is and may not start any more expire, though no claim looks at them; how many were looked at. No clock stops for a pause."""
+    t = tx.t.task
+    now = tx.now_us()
+    late = sa.select(t).where(t.c.limit_us <= now).order_by(t.c.limit_us, t.c.id).limit(limit).with_for_update(skip_locked=True)
+    rows = [to(TaskRow, r) for r in tx.rows(late)]
+    for row in by_permit(rows):
+        decision = on_limit(row, now)
+        if decision is not None:
+            apply(tx, row, decision, now)
+        else:  # the limit was another one when it was written
+            tx.update(t, t.c.id == row.id, t.c.state == row.state, t.c.rev == row.rev, limit_us=limit_of(row, row.starts))
     return len(rows)
 
 

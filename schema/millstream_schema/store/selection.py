@@ -14,9 +14,23 @@ import msgspec
 import sqlalchemy as sa
 
 from ..durable.decisions import Decision, expired
+from ..durable.gates import (
+    Gate,
+    Gatekeeper,
+    GateKind,
+    Verdict,
+    available_us,
+    filled,
+    gate_id,
+    gates_of,
+    pause_blocker,
+    permit_blocker,
+    rate_blocker,
+    tokens,
+)  # fmt: skip
 from ..durable.records import PermitRow, Policy, TaskRow
 from ..durable.states import TaskState
-from . import permits
+from . import blockers, gates, permits
 from .database import Query, Transaction
 from .rows import to
 from .tables import Tables
@@ -29,10 +43,15 @@ PARKED_AT_ONCE = 1_000
 
 
 class Selected(msgspec.Struct):
-    """``tasks``: locked, permitted, not yet given. ``more``: something was moved out of the way to the last, so there may be free tasks behind it."""
+    """``tasks``: locked, permitted, not yet given. ``more``: something was moved out of the way to the last, so there may be free tasks behind it.
+
+    ``now_us``: when that was decided; ``next_us``: when a queue whose bucket is empty has a token.
+    """
 
     tasks: list[TaskRow]
+    now_us: int
     more: bool = False
+    next_us: int | None = None
 
 
 def candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
@@ -43,63 +62,266 @@ def candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
 
 
 def _further(t: Tables) -> sa.Select[tuple[object, ...]]:
-    """Likewise, without those that were chosen before."""
-    return candidates(t).where(t.task.c.id.not_in(sa.bindparam("chosen", expanding=True)))
+    """Likewise, without those that were looked at before."""
+    return candidates(t).where(t.task.c.id.not_in(sa.bindparam("seen", expanding=True)))
 
 
 def _front(t: Tables) -> sa.Select[tuple[object, ...]]:
     c = t.task.c
-    front = sa.select(c.id, c.namespace, c.permit, c.permit_held).where(c.ready_lane == sa.bindparam("lane"))
+    front = sa.select(c.id, c.namespace, c.handler, c.permit, c.permit_held).where(c.ready_lane == sa.bindparam("lane"))
     return front.order_by(c.rank, c.id).limit(PARKED_AT_ONCE)
+
+
+def _mark(t: Tables) -> sa.Update:
+    c = t.task.c
+    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY]
+    return sa.update(t.task).where(*where).values(tokens=sa.bindparam("bits"), rev=c.rev + 1)
 
 
 _CANDIDATES = Query(candidates)
 _FURTHER = Query(_further)
 _FRONT = Query(_front)
+_MARK = Query(_mark)
 
 
-class _Round(msgspec.Struct):
-    """What is known of permits in this claim: those without room, and those with some left."""
-
-    full: set[str] = msgspec.field(default_factory=set)
-    roomy: set[str] = msgspec.field(default_factory=set)
-    first: bool = True
-
-
-def select(tx: Transaction, shares: Mapping[str, int], handlers: Sequence[str], now: int) -> Selected:
-    """Up to ``shares[lane]`` tasks of each lane by rank; what one lane does not fill is given to those that have more."""
+def select(tx: Transaction, shares: Mapping[str, int], handlers: Sequence[str], now: int, *, gated: bool) -> Selected:
+    """Up to ``shares[lane]`` tasks of each lane by rank; what one lane does not fill is given to those that have more. ``gated``: somebody has set a gate."""
     room = {lane: count for lane, count in sorted(shares.items()) if count > 0} if handlers else {}
-    total = sum(room.values())
-    found = Selected([])
-    known = _Round()
-    for _ in range(ROUNDS):
-        wanted, deep = _look(tx, room, handlers, [t.id for t in found.tasks])
-        chosen, moved = _free(tx, wanted, now, known)
-        found.tasks += chosen
-        left = total - len(found.tasks)
-        found.more = bool(moved and deep and left)
-        if not (left and deep):
-            break
-        if moved:
-            for lane in deep:
-                _clear(tx, lane, known)
-        room = _split(left, deep)
-        known.first = False
-    found.tasks.sort(key=lambda t: (t.rank, t.id))
-    return found
+    return _Scan(tx, room, handlers, now, gated=gated).run()
 
 
-def _look(tx: Transaction, room: Mapping[str, int], handlers: Sequence[str], chosen: Sequence[str]) -> tuple[list[TaskRow], list[str]]:
-    """The first of each lane, locked, and the lanes that may hold more."""
-    wanted: list[TaskRow] = []
-    deep = []
-    for lane, count in room.items():
-        values = {"lane": lane, "handlers": list(handlers), "count": count}
-        rows = tx.rows(_FURTHER, chosen=list(chosen), **values) if chosen else tx.rows(_CANDIDATES, **values)
-        wanted += [to(TaskRow, r) for r in rows]
-        if len(rows) == count:
-            deep.append(lane)
-    return wanted, deep
+class _Scan:
+    """One claim's look at its lanes. ``_held``: gates that are locked, with what was taken from them; written at the end."""
+
+    def __init__(self, tx: Transaction, room: Mapping[str, int], handlers: Sequence[str], now: int, *, gated: bool) -> None:
+        self._tx = tx
+        self._room = room
+        self._handlers = list(handlers)
+        self._now = now
+        self._gated = gated
+        self._waits = not (gated and gates.fill_up(tx, now))
+        """Whether a lock is waited for: in the first round, unless gates, which come after permits, are locked already."""
+        known = gates.of_applications(tx, [lane.partition("/")[0] for lane in room]) if gated and room else {}
+        self._known: dict[str, Gate] = {key: filled(gate, now) for key, gate in known.items()}
+        self._held: dict[str, Gate] = {}
+        self._read: dict[str, Gate] = {}
+        self._full: set[str] = set()
+        self._roomy: set[str] = set()
+        self._found: list[TaskRow] = []
+        self._seen: list[str] = []
+        self._moved = 0
+
+    def run(self) -> Selected:
+        total, room, more = sum(self._room.values()), self._open(self._room), False
+        for _ in range(ROUNDS):
+            if not room:
+                break
+            before = self._moved
+            deep = self._round(room)
+            left, moved = total - len(self._found), self._moved > before
+            room = self._open(_split(left, deep)) if left and deep else {}
+            more = bool(room) and moved
+            if more:
+                for lane in room:
+                    self._clear(lane)
+            self._waits = False
+        self._write()
+        return Selected(sorted(self._found, key=lambda t: (t.rank, t.id)), self._now, more, self._next_token())
+
+    def _open(self, room: Mapping[str, int]) -> dict[str, int]:
+        """Without the lanes that are paused, and no more of the others than their buckets hold."""
+        found = {}
+        for lane, count in room.items():
+            gate = self._gate(f"{GateKind.QUEUE.value}:{lane}")
+            if gate is not None:
+                count = 0 if gate.paused else min(count, tokens(gate)) if gate.limits else count
+            if count:
+                found[lane] = count
+        return found
+
+    def _gate(self, key: str) -> Gate | None:
+        return self._held.get(key) or self._known.get(key)
+
+    def _round(self, room: Mapping[str, int]) -> list[str]:
+        """Look at the first of each lane; the lanes that may hold more."""
+        wanted: list[TaskRow] = []
+        deep = []
+        for lane, count in room.items():
+            values = {"lane": lane, "handlers": self._handlers, "count": count}
+            rows = self._tx.rows(_FURTHER, seen=self._seen, **values) if self._seen else self._tx.rows(_CANDIDATES, **values)
+            wanted += [to(TaskRow, r) for r in rows]
+            if len(rows) == count:
+                deep.append(lane)
+        in_time = self._in_time(wanted)
+        if self._gated or any(t.permit or t.tokens for t in in_time):
+            self._judge(in_time)
+        else:
+            self._found += in_time
+            self._seen += [t.id for t in in_time]
+        return deep
+
+    def _in_time(self, tasks: list[TaskRow]) -> list[TaskRow]:
+        """Those that may still start; the others expire here."""
+        kept = []
+        for task in tasks:
+            cause = expired(task, self._now)
+            if cause:
+                apply(self._tx, task, Decision(state=TaskState.EXPIRED, cause=cause), self._now)
+                self._moved += 1
+            else:
+                kept.append(task)
+        return kept
+
+    # -- who may pass
+
+    def _judge(self, tasks: Sequence[TaskRow]) -> None:
+        """Lock what decides about these, decide, write it."""
+        mine = self._permits(tasks)
+        lines = {key: self._line(permit, tasks) for key, permit in mine.items()}
+        passed = self._lock_gates(tasks)
+        keeper = Gatekeeper(self._held, mine, lines)
+        verdict = keeper.judge([t for t in tasks if t.id not in passed])
+        self._held |= keeper.gates
+        self._seen += [*passed, *verdict.passed, *(t.id for t, _ in verdict.granted)]
+        self._park(verdict.parked)
+        for key, permit in mine.items():
+            refused = permit_blocker(key) in verdict.parked.values()
+            (self._full if refused or keeper.room[key] <= 0 or permit.paused else self._roomy).add(key)
+        self._call_up(lines, tasks, verdict)
+        self._found += self._granted(mine, verdict)
+
+    def _permits(self, tasks: Sequence[TaskRow]) -> dict[str, PermitRow]:
+        """The permits they need, locked; made where there is none."""
+        needed = {t.permit_id: t for t in tasks if t.permit}
+        found = permits.lock_several(self._tx, list(needed), wait=self._waits)
+        missing = sorted(needed.keys() - found.keys())
+        new = sorted(set(missing) - permits.existing(self._tx, missing)) if missing else []
+        for key in new:
+            permits.ensure(self._tx, key, msgspec.json.decode(needed[key].policy, type=Policy).permit_capacity)
+        return found | permits.lock_several(self._tx, new, wait=self._waits)
+
+    def _line(self, permit: PermitRow, tasks: Sequence[TaskRow]) -> list[str]:
+        """Who is first in line of a permit, if any of these tasks keeps its order."""
+        room = 0 if permit.paused else permit.capacity - permit.held
+        ordered = any(t.ordered and not t.permit_held and t.permit_id == permit.id for t in tasks)
+        return permits.first_in_line(self._tx, permit.namespace, permit.key, room) if ordered and room > 0 else []
+
+    def _lock_gates(self, tasks: Sequence[TaskRow]) -> set[str]:
+        """Lock the gates before these tasks that are not locked yet; the tasks about whose gate somebody else decides just now."""
+        if not self._gated:
+            return set()
+        asked = {gate_id(GateKind.PERMIT, t.namespace, t.permit) for t in tasks if t.permit}
+        self._known |= gates.read(self._tx, sorted(asked - self._known.keys()))
+        before = {t.id: [key for key in gates_of(t).values() if key in self._known] for t in tasks}
+        wanted = {key for keys in before.values() for key in keys} - self._held.keys()
+        fresh = gates.lock(self._tx, wanted, wait=self._waits)
+        if any(gate.limits for gate in fresh.values()):
+            self._now = max(
+                self._now, self._tx.now_us()
+            )  # tokens are counted by when they are taken, not by when they were first waited for
+        self._read |= fresh
+        self._held |= {key: filled(gate, self._now) for key, gate in fresh.items()}
+        if self._waits:
+            for gone in wanted - fresh.keys():
+                del self._known[gone]
+            return set()
+        return {task for task, keys in before.items() if any(key not in self._held for key in keys)}
+
+    # -- writing
+
+    def _park(self, parked: Mapping[str, str]) -> None:
+        by_blocker: dict[str, list[str]] = {}
+        for task, blocker in parked.items():
+            by_blocker.setdefault(blocker, []).append(task)
+        for blocker, ids in sorted(by_blocker.items()):
+            blockers.park(self._tx, blocker, ids)
+            self._awaited(blocker)
+        self._moved += len(parked)
+
+    def _awaited(self, blocker: str) -> None:
+        """Something waits for a token now: its gate says when to look again."""
+        gate = self._held.get(blocker.removeprefix("rate:"))
+        if gate is not None and blocker == rate_blocker(gate.id):
+            at = max(available_us(gate), self._now + gates.NO_SOONER_US)
+            self._held[gate.id] = msgspec.structs.replace(gate, wake_us=at if gate.wake_us is None else min(at, gate.wake_us))
+
+    def _call_up(self, lines: Mapping[str, Sequence[str]], tasks: Sequence[TaskRow], verdict: Verdict) -> None:
+        """Who is first in its line and was not looked at, because it is parked: its turn has come."""
+        done = {t.id for t, _ in verdict.granted}
+        here = {t.id for t in tasks}
+        for permit, line in lines.items():
+            head = next((task for task in line if task not in done), None)
+            if head is not None and head not in here:
+                blockers.call_up(self._tx, permit_blocker(permit), [head])
+
+    def _granted(self, mine: Mapping[str, PermitRow], verdict: Verdict) -> list[TaskRow]:
+        """Take the permits, and note of each task what it has taken."""
+        result = []
+        with_permit: dict[str, list[tuple[TaskRow, int]]] = {}
+        marked: dict[int, list[TaskRow]] = {}
+        for task, bits in verdict.granted:
+            if task.permit:
+                with_permit.setdefault(task.permit_id, []).append((task, bits))
+            elif bits != task.tokens:
+                marked.setdefault(bits, []).append(task)
+            else:
+                result.append(task)
+        for bits, tasks in marked.items():
+            self._tx.changed(_MARK, ids=[t.id for t in tasks], bits=bits)
+            result += [msgspec.structs.replace(t, tokens=bits, rev=t.rev + 1) for t in tasks]
+        for key in sorted(with_permit):
+            result += self._take(mine[key], with_permit[key])
+        return result
+
+    def _take(self, permit: PermitRow, granted: Sequence[tuple[TaskRow, int]]) -> list[TaskRow]:
+        kept = sum(t.permit_held for t, _ in granted)
+        seq = permits.take(self._tx, permit, len(granted) - kept, kept)
+        t = self._tx.t.task
+        result = []
+        for offset, (task, bits) in enumerate(granted):
+            values = {"permit_held": 1, "permit_seq": seq + offset, "tokens": bits}
+            self._tx.update(t, t.c.id == task.id, t.c.state == TaskState.READY, **values)
+            result.append(msgspec.structs.replace(task, rev=task.rev + 1, **values))
+        return result
+
+    def _clear(self, lane: str) -> None:
+        """Park what stands at the front of a lane and is blocked by what is locked here: whoever ends it afterwards sees what is parked."""
+        chosen = {t.id for t in self._found}
+        front = [row for row in self._tx.rows(_FRONT, lane=lane) if row["id"] not in chosen]
+        wanted = {f"{r['namespace']}/{r['permit']}" for r in front if r["permit"]}
+        self._full |= permits.lock_full(self._tx, sorted(wanted - self._full - self._roomy))
+        by_kind: dict[str, list[str]] = {}
+        for row in front:
+            blocker = self._blocks(row)
+            if blocker:
+                by_kind.setdefault(blocker.partition(f"{row['namespace']}/")[0], []).append(row["id"])
+                self._awaited(blocker)
+        for kind, ids in sorted(by_kind.items()):
+            blockers.park_line(self._tx, lane, kind, ids)
+
+    def _blocks(self, row: Mapping[str, Any]) -> str:
+        """What keeps a row that was not judged, as far as it is known; empty: perhaps nothing."""
+        handler = self._held.get(gate_id(GateKind.HANDLER, row["namespace"], row["handler"]))
+        if handler is not None and handler.paused:
+            return pause_blocker(handler.id)
+        permit = f"{row['namespace']}/{row['permit']}"
+        if row["permit"] and not row["permit_held"] and permit in self._full:
+            return permit_blocker(permit)
+        for gate in (handler, self._held.get(f"{GateKind.PERMIT.value}:{permit}") if row["permit"] else None):
+            if gate is not None and gate.limits and not tokens(gate):
+                return rate_blocker(gate.id)
+        return ""
+
+    def _write(self) -> None:
+        for key in sorted(self._read):
+            if self._held[key] != filled(self._read[key], self._now):
+                gates.write(self._tx, self._held[key])
+
+    def _next_token(self) -> int | None:
+        """When a lane that was asked for has a token again."""
+        lanes = [self._gate(f"{GateKind.QUEUE.value}:{lane}") for lane in self._room]
+        dry = [available_us(g) for g in lanes if g is not None and g.limits and not g.paused and not tokens(g)]
+        return min(dry, default=None)
 
 
 def _split(count: int, lanes: Sequence[str]) -> dict[str, int]:
@@ -108,79 +330,9 @@ def _split(count: int, lanes: Sequence[str]) -> dict[str, int]:
     return {lane: each + (at < more) for at, lane in enumerate(lanes) if each + (at < more)}
 
 
-def _free(tx: Transaction, wanted: list[TaskRow], now: int, known: _Round) -> tuple[list[TaskRow], int]:
-    """Those that may start now, and how many were moved out of the way: expired, or parked."""
-    in_time = _in_time(tx, wanted, now)
-    chosen, parked = _permitted(tx, in_time, known)
-    return chosen, parked + len(wanted) - len(in_time)
+def soonest(*instants: int | None) -> int | None:
+    """The first of these that there is."""
+    return min((i for i in instants if i is not None), default=None)
 
 
-def _in_time(tx: Transaction, tasks: list[TaskRow], now: int) -> list[TaskRow]:
-    """Those that may still start; the others expire here."""
-    kept = []
-    for task in tasks:
-        cause = expired(task, now)
-        if cause:
-            apply(tx, task, Decision(state=TaskState.EXPIRED, cause=cause), now)
-        else:
-            kept.append(task)
-    return kept
-
-
-def _permitted(tx: Transaction, tasks: list[TaskRow], known: _Round) -> tuple[list[TaskRow], int]:
-    """Those whose permit is granted, or that need none; the others are parked. Permits are locked in the order of their ids."""
-    free = [t for t in tasks if not t.permit]
-    parked = 0
-    needing: dict[str, list[TaskRow]] = {}
-    for task in tasks:
-        if task.permit:
-            needing.setdefault(task.permit_id, []).append(task)
-    for permit_id in sorted(needing):
-        permit = _permit(tx, permit_id, needing[permit_id], known)
-        if permit is not None:
-            granted, refused = _granted(tx, permit, sorted(needing[permit_id], key=lambda t: (t.rank, t.id)))
-            fresh = sum(not t.permit_held for t in needing[permit_id]) - refused
-            (known.full if refused or permit.held + fresh >= permit.capacity else known.roomy).add(permit_id)
-            free += granted
-            parked += refused
-    return free, parked
-
-
-def _permit(tx: Transaction, permit_id: str, tasks: list[TaskRow], known: _Round) -> PermitRow | None:
-    """The locked permit, made if it is not there. None: somebody has it just now, and in a later round nobody is waited for."""
-    permit = permits.lock(tx, permit_id, wait=known.first)
-    if permit is None:
-        permits.ensure(tx, permit_id, msgspec.json.decode(tasks[0].policy, type=Policy).permit_capacity)
-        permit = permits.lock(tx, permit_id, wait=known.first)
-    return permit
-
-
-def _granted(tx: Transaction, permit: PermitRow, tasks: list[TaskRow]) -> tuple[list[TaskRow], int]:
-    """Of the tasks that want one permit, in order, those that get it, and how many were parked."""
-    kept = [t for t in tasks if t.permit_held]
-    room = 0 if permit.paused else permit.capacity - permit.held
-    waiting = [t for t in tasks if not t.permit_held]
-    first: list[str] = []
-    if any(t.ordered for t in waiting) and room > 0:
-        first = permits.first_in_line(tx, permit.namespace, permit.key, room)
-        waiting = [t for t in waiting if t.id in first or not t.ordered]
-    given = waiting[: max(0, room)]
-    refused = [t.id for t in tasks if not t.permit_held and t not in given]
-    permits.park(tx, permit.id, refused)
-    permits.call_up(tx, permit.id, [t for t in first if t not in {g.id for g in given}])
-    seq = permits.take(tx, permit, len(given), len(kept)) if given or kept else 0
-    result = []
-    for offset, task in enumerate([*kept, *given]):
-        t = tx.t.task
-        tx.update(t, t.c.id == task.id, t.c.state == TaskState.READY, permit_held=1, permit_seq=seq + offset)
-        result.append(msgspec.structs.replace(task, permit_held=1, permit_seq=seq + offset, rev=task.rev + 1))
-    return result, len(refused)
-
-
-def _clear(tx: Transaction, lane: str, known: _Round) -> None:
-    """Park what stands at the front of a lane and waits for a permit that has no room. Such a permit is locked: whoever frees it afterwards sees what is parked."""
-    front = tx.rows(_FRONT, lane=lane)
-    wanted = {f"{r['namespace']}/{r['permit']}" for r in front if r["permit"]}
-    known.full |= permits.lock_full(tx, sorted(wanted - known.full - known.roomy))
-    blocked = [r["id"] for r in front if r["permit"] and not r["permit_held"] and f"{r['namespace']}/{r['permit']}" in known.full]
-    permits.park_line(tx, lane, blocked)
+__all__ = ["Selected", "candidates", "select", "soonest"]

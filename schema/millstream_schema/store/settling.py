@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.decisions import Decision, on_cancel, on_end
+from ..durable.decisions import Decision, careful, on_cancel, on_end
 from ..durable.outcomes import AnyOutcome, Lost, Raised, Succeeded, Unfit, Unstarted
 from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
-from . import events
+from . import events, gates
 from .columns import not_empty
 from .database import Query, Transaction
 from .tables import Tables
@@ -90,11 +90,24 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answ
     reported: dict[str, list[Settlement]] = {}
     for s in single:
         reported.setdefault(s.task, []).append(s)
+    unstarted: list[TaskRow] = []
     for task in by_permit(list(lock_tasks(tx, list(reported)).values())):
+        unstarted += [task for s in reported[task.id] if isinstance(s.outcome, Unstarted) and _mine(task, s) and task.state.held]
         answers[task.id] = min([*_settle_reports(tx, task, reported[task.id], now), answers.get(task.id, Answer.UNKNOWN)], key=_BEST.index)
+    gates.put_back(tx, unstarted)
     if heard:
         events.record(tx, sorted(t for t, answer in answers.items() if answer is Answer.APPLIED), now)
     return {s.task: answers.get(s.task, Answer.UNKNOWN) for s in settlements}
+
+
+def _never_began(task: TaskRow) -> bool:
+    """Whether that is certain although its worker did not say so: others of a claim may begin without a write of their own."""
+    return task.state is TaskState.DISPATCHED and careful(task)
+
+
+def _mine(task: TaskRow, s: Settlement) -> bool:
+    """Whether a report is of the attempt that is valid."""
+    return task.fence == s.fence and task.token == s.token
 
 
 def _settle_reports(tx: Transaction, task: TaskRow, reports: list[Settlement], now: int) -> list[Answer]:
@@ -108,7 +121,7 @@ def _settle_reports(tx: Transaction, task: TaskRow, reports: list[Settlement], n
 
 
 def _settle_one(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answer:
-    mine = task.fence == s.fence and task.token == s.token
+    mine = _mine(task, s)
     if mine and task.state.held:
         return _apply_end(tx, task, s, now)
     name = type(s.outcome).__name__
@@ -179,6 +192,7 @@ def cancel(tx: Transaction, task_id: str) -> TaskState | None:
     decision = on_cancel(task)
     if decision is not None:
         apply(tx, task, decision, tx.now_us())
+        gates.put_back(tx, [task] if _never_began(task) else [])
         return decision.state
     if task.state.held and not task.cancel:
         t = tx.t.task
@@ -228,11 +242,13 @@ def take_back(tx: Transaction, session: str, chance: Callable[[], float], limit:
     held = sa.select(t.c.id).where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD))).limit(limit)
     # Found, then locked by id: one statement for both tempts a planner to walk the whole table in the order of ids.
     ids = [r["id"] for r in tx.rows(held)]
-    for task in by_permit([row for row in lock_tasks(tx, ids).values() if row.session == session]):
+    mine = by_permit([row for row in lock_tasks(tx, ids).values() if row.session == session])
+    for task in mine:
         outcome = Lost(started=task.state is TaskState.RUNNING)
         decision = on_end(task, msgspec.json.decode(task.policy, type=Policy), outcome, now, chance())
         apply(tx, task, decision, now)
         keep_attempt(tx, task.id, task.fence, session, "Lost", decision, task.started_us, now)
+    gates.put_back(tx, [task for task in mine if _never_began(task)])
     return len(ids)
 
 

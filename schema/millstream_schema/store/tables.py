@@ -54,6 +54,7 @@ class Tables:
     # schedules
 
     # admission
+    gate: Table
 
     # deliveries
     subscription: Table

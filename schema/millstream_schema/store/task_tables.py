@@ -1,7 +1,7 @@
 """The tables of durable tasks.
 
 What is finished, blocked or due later costs a claim nothing: only READY rows that nothing blocks have a ``ready_lane``, only waiting ones a ``wake_us``, only blocked ones a
-``blocked_by``, and each has an index of its own.
+``blocked_by``, only those that nobody holds and that have to start by some instant a ``limit_us``, and each has an index of its own.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def task_tables(m: MetaData, p: str) -> dict[str, Table]:
         Column("ending", long_text(), nullable=True),
         Column("error_class", ident(200), nullable=False, default="", server_default=text("''")),
         big("amiss_us", null=True),
+        Column("tokens", Integer, nullable=False, default=0, server_default=text("0")),
+        big("limit_us", null=True),
         big("rev"),
         UniqueConstraint("namespace", "handler", "key", name=f"{p}task_identity"),
         one_of("state", TaskState, f"{p}task_state"),
@@ -81,6 +83,7 @@ def task_tables(m: MetaData, p: str) -> dict[str, Table]:
         CheckConstraint("(wake_us IS NOT NULL) = (state IN ('SCHEDULED', 'RETRY_WAIT'))", name=f"{p}task_waiting"),
         _some(f"{p}task_ready_i", "ready_lane IS NOT NULL", "ready_lane", "rank", "id"),
         _some(f"{p}task_wake_i", "wake_us IS NOT NULL", "wake_us"),
+        _some(f"{p}task_limit_i", "limit_us IS NOT NULL", "limit_us"),
         _some(f"{p}task_blocked_i", "blocked_by IS NOT NULL", "blocked_by", "rank", "id"),
         _some(f"{p}task_permit_i", "permit <> ''", "namespace", "permit", "state", "rank"),
         _some(f"{p}task_session_i", "session <> ''", "session", "state"),

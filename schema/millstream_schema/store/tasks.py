@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.decisions import RANK_STEP_US, Decision, rank
+from ..durable.decisions import RANK_STEP_US, Decision, limit_of, rank
 from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
 from ..durable.states import AMISS, TaskState, may_become
 from .database import NewRows, Query, Transaction
@@ -96,7 +96,7 @@ def _values(new: NewTask, waits: bool) -> dict[str, Any]:
         "crashes": 0, "losses": 0, "snoozes": 0, "starts": 0, "cancel": 0, "permit": new.permit, "ordered": int(new.ordered), "permit_held": 0,
         "permit_seq": 0, "blocked_by": None, "ready_lane": None if waits else lane(new.namespace, new.queue), "claimed_us": 0, "started_us": 0,
         "settled_us": 0, "result": "", "error": "", "origin": new.origin, "root": new.root or new.id, "retry_of": new.retry_of, "superseded_by": "",
-        "actor": new.actor, "marker": "", "error_class": "", "amiss_us": None, "rev": 0,
+        "actor": new.actor, "marker": "", "error_class": "", "amiss_us": None, "tokens": 0, "rev": 0,
     }  # fmt: skip
 
 
@@ -105,10 +105,19 @@ def _times(tx: Transaction, new: NewTask, waits: bool) -> dict[str, Any]:
     now = tx.now()
     due: Any = new.due_us or now + new.delay_us
     available: Any = due if waits else now
+    start_by: Any = due + new.start_by_us if new.start_by_us else new.expires_us
+    deadline: Any = now + new.deadline_us if new.deadline_us else 0
     return {
         "rank": rank(available, new.priority), "wake_us": due if waits else None, "due_us": due, "created_us": now, "changed_us": now,
-        "start_by_us": due + new.start_by_us if new.start_by_us else new.expires_us, "deadline_us": now + new.deadline_us if new.deadline_us else 0,
+        "start_by_us": start_by, "deadline_us": deadline, "limit_us": _sooner(new, start_by, deadline),
     }  # fmt: skip
+
+
+def _sooner(new: NewTask, start_by: Any, deadline: Any) -> Any:
+    """Until when it has to start, of its two limits."""
+    if not (new.start_by_us or new.expires_us):
+        return deadline if new.deadline_us else None
+    return sa.case((deadline < start_by, deadline), else_=start_by) if new.deadline_us else start_by
 
 
 def _plain(new: NewTask) -> bool:
@@ -124,7 +133,7 @@ _PLAIN = NewRows(
     lambda t: t.task,
     lambda now: {
         "rank": now - sa.bindparam("earlier_us", type_=sa.BigInteger()), "wake_us": None, "due_us": now, "created_us": now, "changed_us": now, "start_by_us": 0,
-        "deadline_us": 0,
+        "deadline_us": 0, "limit_us": None,
     },
 )  # fmt: skip
 
@@ -189,6 +198,7 @@ def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, *, annou
         "ready_lane": task.lane if after is TaskState.READY else None,
         "rank": place,
         "wake_us": decision.wake_us,
+        "limit_us": limit_of(task, extra.get("starts", task.starts)) if after is TaskState.READY or after.waiting else None,
         "settled_us": now if after.settled else 0,
         "changed_us": now,
         "amiss_us": task.created_us if after in AMISS else None,

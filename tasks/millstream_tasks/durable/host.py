@@ -291,9 +291,7 @@ class TaskHost:
 
     def _survey(self, now: float) -> None:
         """Which lanes there are, how many of each are held, what is set of them. Good for a while: what changes meanwhile costs fairness a little, and no task."""
-        found, self._load, self._weights = self._db.read(
-            lambda tx: (claims.ready_lanes(tx, self._settings.queues), claims.held_by_lane(tx), claims.lane_settings(tx))
-        )
+        found, self._load, self._weights = self._db.read(lambda tx: claims.survey(tx, self._settings.queues, self._lanes))
         for lane in found:
             self._lanes.pop(lane, None)
             self._lanes[lane] = now  # newest last

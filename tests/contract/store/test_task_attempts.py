@@ -37,7 +37,7 @@ from tests.contract.store.task_rows import (
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.records import TaskRow
 from millstream_schema.durable.states import HELD, Cause, Effects, TaskState
-from millstream_schema.store import claims, permits, registry, settling, sweeps, tasks
+from millstream_schema.store import blockers, claims, gates, permits, registry, settling, sweeps, tasks
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer
 
@@ -593,9 +593,9 @@ def test_a_permit_is_never_held_by_more_than_its_capacity(store: Opened) -> None
 
 def refilled(tx: Transaction) -> None:
     """What the sweep does for a permit whose next in line was passed over."""
-    from_start = permits.next_blocker(tx, "")
-    if from_start is not None:
-        permits.refill(tx, from_start)
+    blocker = blockers.following(tx, "")
+    if blocker is not None:
+        gates.relieve(tx, blocker, 100)
 
 
 def test_what_a_permit_blocks_is_parked_and_moves_up_by_rank(store: Opened) -> None:
@@ -609,8 +609,8 @@ def test_what_a_permit_blocks_is_parked_and_moves_up_by_rank(store: Opened) -> N
     assert store.db.read(lambda tx: claims.ready_lanes(tx, ["default", "slow"])) == []
     blocked = {k for k, r in every(store.db).items() if r.blocked_by == "permit:default/p"}
     assert blocked == {"2", "3", "4"}
-    assert store.db.read(lambda tx: permits.next_blocker(tx, "")) == "default/p"
-    assert store.db.read(lambda tx: permits.next_blocker(tx, "default/p")) is None
+    assert store.db.read(lambda tx: blockers.following(tx, "")) == "permit:default/p"
+    assert store.db.read(lambda tx: blockers.following(tx, "permit:default/p")) is None
     order, last = [], first
     for _ in range(3):
         settle(store.db, ending(last))

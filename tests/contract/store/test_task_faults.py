@@ -33,7 +33,7 @@ from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.errors import CommitUnknown, StoreUnavailable
 from millstream_schema.ports import SystemClock
-from millstream_schema.store import claims, permits, registry, settling, sweeps, tasks
+from millstream_schema.store import blockers, claims, gates, permits, registry, settling, sweeps, tasks
 from millstream_schema.store.claims import Claimed
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Settlement
@@ -267,9 +267,9 @@ def test_claims_ends_cancels_losses_and_submissions_at_once_leave_rows_that_agre
                 if db.run(lambda tx, n=name: settling.expire_session(tx, n, 0)):  # type: ignore[misc]
                     done["taken back"] += db.run(lambda tx, n=name: settling.take_back(tx, n, lambda: 0.5, 100))  # type: ignore[misc]
             db.run(lambda tx: claims.wake_due(tx, 20))
-            blocked = db.read(lambda tx: permits.next_blocker(tx, ""))
+            blocked = db.read(lambda tx: blockers.following(tx, ""))
             if blocked is not None:
-                db.run(lambda tx, b=blocked: permits.refill(tx, b))  # type: ignore[misc]
+                db.run(lambda tx, b=blocked: gates.relieve(tx, b, 100))  # type: ignore[misc]
             rows = [r for r in every(db).values() if not r.state.settled]
             for row in rng.sample(rows, min(3, len(rows))):
                 db.run(lambda tx, r=row: settling.cancel(tx, r.id))  # type: ignore[misc]
@@ -417,7 +417,7 @@ def examined_by_each(large: Opened, turn: str) -> dict[str, int]:
         "sessions": settling.holding_sessions,
         "next due": claims.next_wake,
         "due": lambda tx: claims.wake_due(tx, 100),
-        "blockers": lambda tx: permits.next_blocker(tx, ""),
+        "blockers": lambda tx: blockers.following(tx, ""),
         "first in line": lambda tx: permits.first_in_line(tx, "default", "p", 2),
         "settle": lambda tx: settling.settle(tx, [ending(r) for r in rows[:4]] + [ending(r, o.GaveUp()) for r in rows[4:8]]),
         "cancel": lambda tx: settling.cancel(tx, rows[8].id),

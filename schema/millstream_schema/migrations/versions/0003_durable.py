@@ -13,6 +13,7 @@ TABLES = (
     # effects
     # schedules
     # admission
+    "gate",
     # deliveries
     "subscription",
     "event",
@@ -20,8 +21,8 @@ TABLES = (
     # finding
     "handler",
 )
-TASK_COLUMNS = ("marker", "ending", "error_class", "amiss_us")
-TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i", "task_amiss_i")
+TASK_COLUMNS = ("marker", "ending", "error_class", "amiss_us", "tokens", "limit_us")
+TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i", "task_amiss_i", "task_limit_i")
 
 
 def upgrade() -> None:
