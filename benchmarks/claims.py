@@ -13,8 +13,6 @@ import time
 import uuid
 from typing import Any
 
-import sqlalchemy as sa
-
 from millstream_schema.durable.outcomes import Succeeded
 from millstream_schema.durable.requests import HandlerSpec, Options, encode_arguments, new_task
 from millstream_schema.durable.states import Effects

@@ -145,8 +145,8 @@ TABLES: Mapping[str, str] = {
     "delivery": "One event on its way to one subscription. `due_us`: when it may be handed out, or its lease ends. `PASSED` marks, for the time of catching up, "
     "what had ended before the subscription was there.",
     "lane": "Weight and pause of a queue in a namespace, where somebody has set them.",
-    "gate": "Pauses and rates that somebody has set before a queue, a handler or a permit key of a namespace: who paused it and why; how many may start in a time and what is in the "
-    "bucket. A row goes when nothing is set of it.",
+    "gate": "Pauses and rates that somebody has set before a queue, a handler or a permit key of a namespace: who paused it and why; how many may start in a "
+    "time and what is in the bucket. A row goes when nothing is set of it.",
     "handler": "What workers told of the handlers they serve, a row for each version: queue, effects, policy, permit and the parameters with their JSON Schemas. "
     "Whoever submits by name is checked against it.",
 }

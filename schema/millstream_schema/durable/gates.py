@@ -89,8 +89,18 @@ def tokens(gate: Gate) -> int:
 
 
 def less(gate: Gate, count: int) -> Gate:
-    """After so many have passed; below 0: have come back."""
-    return msgspec.structs.replace(gate, level=min(gate.burst * gate.per_us, gate.level - count * gate.per_us))
+    """After so many have passed."""
+    return msgspec.structs.replace(gate, level=gate.level - count * gate.per_us)
+
+
+def given_back(gate: Gate, taken_us: int) -> Gate:
+    """With a token of a task that never started, taken then.
+
+    Less what has come in since: that may have filled a place that was empty only because the token was out, and then it has been replaced. With both, more could start in a short
+    time than the bucket ever holds.
+    """
+    left = max(0, gate.per_us - max(0, gate.level_us - taken_us) * gate.rate)
+    return msgspec.structs.replace(gate, level=min(gate.burst * gate.per_us, gate.level + left))
 
 
 def available_us(gate: Gate, count: int = 1) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.gates import BITS, Gate, GateKind, available_us, filled, gate_id, gates_of, less, rate_blocker, rated, tokens
+from ..durable.gates import BITS, Gate, GateKind, available_us, filled, gate_id, gates_of, given_back, rate_blocker, rated, tokens
 from ..durable.records import TaskRow
 from ..errors import StoreUnavailable
 from . import blockers, lanes, permits
@@ -94,16 +94,18 @@ def wake(tx: Transaction, gate: Gate, now: int) -> int:
 
 def put_back(tx: Transaction, tasks: Sequence[TaskRow]) -> None:
     """Give the tokens back of tasks that never started."""
-    counts: dict[str, int] = {}
+    taken: dict[str, list[int]] = {}
     for task in tasks:
         for kind, key in gates_of(task).items():
             if task.tokens & BITS[kind]:
-                counts[key] = counts.get(key, 0) + 1
-    for gate in lock(tx, counts).values():
+                taken.setdefault(key, []).append(task.claimed_us)
+    for gate in lock(tx, taken).values():
         if gate.limits:
             now = tx.now_us()
-            gate = less(filled(gate, now), -counts[gate.id])
-            write(tx, msgspec.structs.replace(gate, wake_us=None if gate.wake_us is None else now))
+            back = filled(gate, now)
+            for at in taken[gate.id]:
+                back = given_back(back, at)
+            write(tx, msgspec.structs.replace(back, wake_us=None if gate.wake_us is None else now))
 
 
 def next_token(tx: Transaction) -> int | None:
