@@ -1,13 +1,13 @@
 """What the integrations of web frameworks share: an installation from the framework's settings, a client made at its first use.
 
-Used by ``millstream.django`` and ``millstream.flask``. What must never happen here: a connection opened while a framework starts, which may be about to fork.
+Used by ``millstream.django``, ``millstream.flask`` and ``Millstream.bind``. What must never happen here: a connection opened while a framework starts, which may be about to fork.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream_schema.durable.requests import Options
 from millstream_tasks.durable.handlers import Handler
@@ -16,7 +16,9 @@ from .handlers import Handlers
 from .installation import VARIABLES, Installation
 from .joining import TaskReceipt
 from .tasks import Tasks
-from .worker import Millstream
+
+if TYPE_CHECKING:
+    from .worker import Millstream
 
 Sessions = Callable[[], Any]
 
@@ -58,8 +60,7 @@ class FrameworkTasks:
             found = self._made.get(installation.database)
             if found is None:
                 if self._millstream is not None:
-                    found = self._millstream.tasks(self._handlers, sessions=self._sessions)
-                    self._handlers.bind(self)
+                    found = self._millstream.client(self._handlers, sessions=self._sessions)
                 else:
                     found = Tasks(installation, self._handlers, self._namespace, sessions=self._sessions)
                 self._made[installation.database] = found

@@ -20,6 +20,7 @@ from millstream_schema.errors import ConfigurationError
 from millstream_tasks.task_main import load_handlers
 
 from .celery_tasks import register
+from .frameworks import FrameworkTasks
 from .handlers import Handlers
 from .installation import Installation
 from .intake import IntakeLink, SelfPipe
@@ -164,15 +165,23 @@ class Millstream:
             )  # fmt: skip
         return found
 
+    def bind(self, handlers: Handlers) -> None:
+        """Have ``.delay()`` and ``.apply_async()`` of these handlers submit by a client that is made at their first use: nothing is opened while modules are imported."""
+        FrameworkTasks(lambda: self.installation, handlers, self.namespace, lambda: None, self)
+
     def tasks(self, handlers: Handlers, *, actor: str = "", sessions: Callable[[], Any] | None = None) -> Tasks:
         """A client whose submissions wake the workers; the handlers' ``.delay()`` and ``.apply_async()`` submit by it. One for a process, made once: it keeps connections.
 
         ``sessions``: gives the transaction that a submission joins which names none, e.g. ``millstream.django.transactions("default")``.
         """
-        messages = TaskMessages(self.app, self.installation.prefix)
-        client = Tasks(self.installation, handlers, self.namespace, actor=actor, wake=messages.wake, sessions=sessions)
+        client = self.client(handlers, actor=actor, sessions=sessions)
         handlers.bind(client)
         return client
+
+    def client(self, handlers: Handlers, *, actor: str = "", sessions: Callable[[], Any] | None = None) -> Tasks:
+        """Likewise, beside whatever the handlers submit by."""
+        messages = TaskMessages(self.app, self.installation.prefix)
+        return Tasks(self.installation, handlers, self.namespace, actor=actor, wake=messages.wake, sessions=sessions)
 
 
 class NodeKeeper:
