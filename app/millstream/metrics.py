@@ -54,6 +54,7 @@ NODE_COUNTERS = {
     "set_aside": "Jobs this process's coordinator set aside for a while, as handling them failed",
     "defects": "Of these, by an error that nobody foresaw: please report it",
     "tasks_set_aside": "Sessions and permits of durable tasks this process's coordinator set aside",
+    "schedules_held": "Times this process's coordinator failed on a schedule and held it",
 }
 
 

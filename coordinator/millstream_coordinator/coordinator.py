@@ -1,4 +1,4 @@
-"""The coordinator: the lease, the sweep over jobs and durable tasks, and when storage is looked after.
+"""The coordinator: the lease, the sweep over jobs, durable tasks and schedules, and when storage is looked after.
 
 Driven by a shell (a thread in embedded mode and beside a worker, beat's tick, the simulator): :meth:`Coordinator.sweep` now and then, :meth:`Coordinator.look` when a hint names a
 job. Only the holder of the lease sweeps; a hint is handled by whoever gets it. One failing job is set aside for a while and stops nothing. What must never happen here: a live
@@ -21,6 +21,7 @@ from millstream_schema.store.database import Database, Transaction
 
 from .lanes import Lanes
 from .reconciler import Reconciler
+from .schedule_sweep import ScheduleSweep
 from .sweeping import Sweep
 from .upkeep import Upkeep
 
@@ -50,6 +51,7 @@ class Coordinator:
         lease_ms: int,
         poll: float = 1.0,
         tasks: Sweep | None = None,
+        schedules: ScheduleSweep | None = None,
     ) -> None:
         self._db = database
         self._clock = clock
@@ -58,6 +60,8 @@ class Coordinator:
         self._poll = poll
         self._tasks = tasks
         self._tasks_at = 0.0
+        self._schedules = schedules
+        self._schedules_at = 0.0
         self._lease_us = lease_ms * 1000
         self._reconciler = Reconciler(database, hints, chance)
         self._due: dict[str, float] = {}
@@ -82,9 +86,10 @@ class Coordinator:
         self._upkeep.lanes = lanes
 
     def counts(self) -> dict[str, int]:
-        """What failed here, for metrics: jobs and tasks set aside, defects of ours. May be called from another thread."""
+        """What failed here, for metrics: jobs, tasks and schedules set aside, defects of ours. May be called from another thread."""
         tasks = 0 if self._tasks is None else self._tasks.set_aside
-        return {"set_aside": self.set_aside, "defects": self.defects, "tasks_set_aside": tasks}
+        schedules = 0 if self._schedules is None else self._schedules.set_aside
+        return {"set_aside": self.set_aside, "defects": self.defects, "tasks_set_aside": tasks, "schedules_held": schedules}
 
     def renew(self) -> bool:
         """Renew the lease, or take it over when it has expired; whether it is held."""
@@ -143,6 +148,8 @@ class Coordinator:
         upcoming = [*(self._due[j] for j in live if j in self._due), self._renew_at]
         if self._tasks is not None:
             upcoming.append(self._sweep_tasks(now, self._tasks))
+        if self._schedules is not None:
+            upcoming.append(self._sweep_schedules(self._schedules))
         return 0.0 if self._upkeep.waiting else max(0.0, min(upcoming) - self._clock.monotonic())
 
     def _sweep_tasks(self, now: float, tasks: Sweep) -> float:
@@ -154,6 +161,17 @@ class Coordinator:
             except StoreError as exc:
                 log.warning("the task sweep did not end; the next one goes on", error=str(exc))
         return self._tasks_at
+
+    def _sweep_schedules(self, schedules: ScheduleSweep) -> float:
+        """Schedules, at the instant the next one is due and once a poll; when that is."""
+        if self._clock.monotonic() >= self._schedules_at:
+            wait = self._poll
+            try:
+                wait = schedules.sweep()
+            except StoreError as exc:
+                log.warning("the sweep over schedules did not end; the next one goes on", error=str(exc))
+            self._schedules_at = self._clock.monotonic() + wait
+        return self._schedules_at
 
     def _forget_nodes(self, now: float) -> None:
         """A node's id is new at each start: rows of those gone for long would pile up."""

@@ -20,6 +20,8 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── TaskFailed                a task that was waited for did not succeed; ``state`` and ``cause`` say how
     ├── UnknownHandler            no handler of that name is registered here, nor told of by a worker
     ├── TokenRefused              a cursor or a bulk act's token was changed, or is for something else
+    ├── ScheduleInvalid           a schedule cannot be followed, never fires, or what it is to run is wrong; nothing was stored
+    ├── ScheduleNotFound
     ├── ReviewConflict            a review's decision does not fit the task's present state
     ├── SubscriptionNotFound      no subscription of that name in this namespace
     ├── SubscriptionConflict      the name is another subscription's; names what differs
@@ -123,6 +125,14 @@ class UnknownHandler(MillstreamError):
 
 class TokenRefused(MillstreamError):
     """A cursor or a bulk act's token that this installation did not give, or gave for another question; the message says which. Ask anew without it."""
+
+
+class ScheduleInvalid(MillstreamError):
+    """A schedule cannot be followed, never fires, or what it is to run is wrong. Nothing was stored."""
+
+
+class ScheduleNotFound(MillstreamError):
+    """There is no such schedule in this namespace."""
 
 
 class ReviewConflict(MillstreamError):

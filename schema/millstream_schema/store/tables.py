@@ -52,6 +52,9 @@ class Tables:
     # effects
 
     # schedules
+    schedule: Table
+    schedule_version: Table
+    fire: Table
 
     # admission
     gate: Table

@@ -12,6 +12,9 @@ TABLES = (
     "installation",
     # effects
     # schedules
+    "schedule",
+    "schedule_version",
+    "fire",
     # admission
     "gate",
     # deliveries
