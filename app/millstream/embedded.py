@@ -22,6 +22,7 @@ import structlog
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.operations import Operations
+from millstream_coordinator.schedule_sweep import ScheduleSweep
 from millstream_schema.connectors import SnapshotStorage
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.hints import JobHint, NodeHint
@@ -118,6 +119,7 @@ class EmbeddedCluster:
         self._coordinator = Coordinator(
             self.database, self._hints, clock, chance, self._storage, self._ids.new("coordinator"), 10_000,
             tasks=task_sweeps(self.database, clock, chance, self._ids, 10_000),
+            schedules=ScheduleSweep(self.database, clock, self._ids, i.poll_ms / 1000),
         )  # fmt: skip
         self._coordinator_loop = CoordinatorLoop(self._coordinator)
         self._node_loop = NodeLoop()

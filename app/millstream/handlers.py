@@ -13,7 +13,7 @@ Made when the user's module is imported, given to clients and workers. What must
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, Unpack, overload
 
 from millstream_schema.durable.records import Receipt
 from millstream_schema.durable.requests import Options
@@ -22,6 +22,7 @@ from millstream_tasks.durable.handlers import Errors, Handler, HandlerRegistry
 
 from .celery_options import translated
 from .declarations import Declared, classes
+from .schedule_terms import Terms, When, declaration
 
 
 class Submitter(Protocol):
@@ -148,3 +149,20 @@ class Handlers:
             )
         self.registry.add(handler)
         return handler
+
+    def schedule(
+        self,
+        name: str,
+        handler: str | Handler,
+        when: When,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Options | None = None,
+        **terms: Unpack[Terms],
+    ) -> None:
+        """Declare a schedule beside its handler: workers that start, and ``millstream schedules sync``, publish it where it has changed.
+
+        ``when``: a cron expression, a timedelta, an aware datetime. ``terms``: see :class:`~millstream.schedule_terms.Terms`. Raises ScheduleInvalid, TaskInvalid.
+        """
+        known = handler.spec.name if isinstance(handler, Handler) else handler
+        self.registry.declare(declaration(name, known, when, args, kwargs, options, terms))

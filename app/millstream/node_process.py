@@ -19,6 +19,7 @@ import structlog
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.delivery_sweep import Publisher
 from millstream_coordinator.loop import CoordinatorLoop
+from millstream_coordinator.schedule_sweep import ScheduleSweep
 from millstream_schema.errors import ChannelError, ConfigurationError, MillstreamError, StorageError
 from millstream_schema.hints import Hints, JobHint, NodeHint, NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
@@ -127,6 +128,7 @@ class NodeProcess:
                 lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
                 holder,
                 i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
+                ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000),
             )  # fmt: skip
             self._counts = coordinator.counts
             self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)

@@ -17,6 +17,7 @@ import structlog
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
+from millstream_coordinator.schedule_sweep import ScheduleSweep
 from millstream_schema.durable.outcomes import AnyOutcome
 from millstream_schema.durable.records import NewTask
 from millstream_schema.errors import MillstreamError
@@ -38,6 +39,7 @@ from .logs import log_through_celery, log_to_stderr
 from .messages import TaskMessages
 from .node_process import celery_application
 from .publications import Publications
+from .schedules import Schedules
 from .sweeps import task_sweeps
 from .tasks import Tasks
 
@@ -99,8 +101,10 @@ class TaskProcess:
             lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
             f"{ids.new('coordinator')}-{os.getpid()}",
             i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
+            ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000, self._submitted),
         )  # fmt: skip
         self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
+        Schedules(i, registry, actor=f"worker:{name}", clock=clock, ids=ids, database=self._database).sync()
 
     def run(self) -> None:
         """Until :meth:`stop`, then until what runs has ended or the drain's time is over."""
@@ -139,7 +143,7 @@ class TaskProcess:
         self._wake.set()
 
     def _submitted(self, queue: str) -> None:
-        """A message became a task: this worker looks at once, if it is one of its queues; others are told."""
+        """A message, or a schedule's fire, became a task: this worker looks at once, if it is one of its queues; others are told."""
         if queue in self._queues:
             self.woken()
         if self._messages is not None:

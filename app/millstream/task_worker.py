@@ -14,6 +14,7 @@ from typing import Self
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
+from millstream_coordinator.schedule_sweep import ScheduleSweep
 from millstream_schema.durable.outcomes import AnyOutcome
 from millstream_schema.durable.records import NewTask
 from millstream_schema.errors import ConfigurationError
@@ -27,6 +28,7 @@ from millstream_tasks.opening import open_storage
 
 from .handlers import Handlers
 from .installation import Installation
+from .schedules import Schedules
 from .sweeps import task_sweeps
 from .tasks import Tasks
 
@@ -77,12 +79,14 @@ class TaskWorker:
             self.database, NoHints(), clock, chance,
             lambda url: open_storage(url or inst.checkpoints, inst.idle_in_transaction_ms / 1000),
             ids.new("coordinator"), inst.lease_ms,
-            inst.poll_ms / 1000, sweep,
+            inst.poll_ms / 1000, sweep, ScheduleSweep(self.database, clock, ids, inst.poll_ms / 1000, self.wake),
         )  # fmt: skip
         self._coordinator = CoordinatorLoop(coordinator, inst.poll_ms / 1000)
         self.tasks = Tasks(
             inst, self._handlers, self._namespace, clock=clock, ids=ids, database=self.database, changed=self._changed, wake=self.wake
         )
+        self.schedules = Schedules(inst, self._handlers, self._namespace, clock=clock, ids=ids, database=self.database, wake=self.wake)
+        self.schedules.sync()
         for name, target in (("tasks", self._serve), ("coordinator", self._coordinator.run)):
             thread = threading.Thread(target=target, name=f"millstream-{name}", daemon=True)
             thread.start()

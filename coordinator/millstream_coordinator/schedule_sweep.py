@@ -1,7 +1,7 @@
 """The sweep over schedules: fires what is due, starts what was queued, records what was missed. Bounded; a schedule it fails on is HELD with the reason, and stops no other.
 
-Run by the holder of the coordinator's lease, woken at the next due instant; two at once do no harm: a fire is consumed by compare-and-set. An unknown COMMIT is resolved by the next
-sweep, which finds the fire consumed or does it again. What must never happen here: a fire decided by this machine's clock; user code.
+Run by the holder of the coordinator's lease, woken at the next due instant; two at once do no harm: a fire is consumed by compare-and-set. An unknown COMMIT is resolved by
+the next sweep, which finds the fire consumed or does it again. What must never happen here: a fire decided by this machine's clock; user code.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import enum
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
 import xxhash
@@ -22,7 +23,7 @@ import xxhash
 from ..errors import ScheduleInvalid
 from .records import NewTask
 from .recurrence import SECOND, Interval, Spec, check, instants, next_after
-from .requests import NAME
+from .requests import NAME, Options
 from .states import TaskState
 
 EXAMINED = 10_000
@@ -112,6 +113,18 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     spec: Spec
     rules: Rules
     request: NewTask
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as code declares it, before anybody knows its handler."""
+
+    name: str
+    handler: str
+    spec: Spec
+    rules: Rules
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    options: Options = Options()
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):

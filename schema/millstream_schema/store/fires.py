@@ -176,8 +176,8 @@ class Advanced(msgspec.Struct, frozen=True):
     queues: tuple[str, ...] = ()
 
 
-def advance(db: Database, namespace: str, name: str, new_id: Callable[[], str]) -> Advanced | None:
-    """Decide and carry out the oldest part of what is due; None: nothing is, or somebody else was faster.
+def advance(db: Database, namespace: str, name: str, new_id: Callable[[], str], *, early: bool = False) -> Advanced | None:
+    """Decide and carry out the oldest part of what is due; None: nothing is, or somebody else was faster. ``early``: a held schedule is not left alone first.
 
     Decided outside of the transaction that writes it, which does so only while the row is the one that was decided about.
     """
@@ -185,7 +185,9 @@ def advance(db: Database, namespace: str, name: str, new_id: Callable[[], str]) 
     def look(tx: Transaction) -> tuple[ScheduleRow, Definition, int] | None:
         row = schedules.read(tx, namespace, name)
         now = tx.now_us()
-        return None if row is None or row.due_us is None or row.due_us > now else (row, schedules.defined(tx, row), now)
+        if row is None or row.due_us is None or (row.due_us > now and not early):
+            return None
+        return row, schedules.defined(tx, row), now
 
     found = db.read(look)
     if found is None:

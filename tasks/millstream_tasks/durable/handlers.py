@@ -14,6 +14,7 @@ import pydantic
 from millstream_schema.durable.catalogue import HandlerEntry, Parameter, entry
 from millstream_schema.durable.records import NewTask
 from millstream_schema.durable.requests import OPTION_NAMES, HandlerSpec, Options, encode_arguments, new_task
+from millstream_schema.durable.schedules import Declaration
 from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
 
 from .shapes import Check, check_of, described
@@ -175,10 +176,11 @@ def _dataclass(kind: Any) -> bool:
 
 
 class HandlerRegistry:
-    """Handlers by name."""
+    """Handlers by name, and the schedules declared beside them."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
+        self._declared: dict[str, Declaration] = {}
 
     def add(self, handler: Handler) -> None:
         """Raises ConfigurationError for a name that is taken by another function."""
@@ -205,6 +207,15 @@ class HandlerRegistry:
     def queues(self) -> tuple[str, ...]:
         """Queues that handlers declare."""
         return tuple(sorted({h.spec.queue for h in self._handlers.values()}))
+
+    def declare(self, schedule: Declaration) -> None:
+        """Raises ConfigurationError for a name that is taken by another schedule."""
+        if self._declared.setdefault(schedule.name, schedule) != schedule:
+            raise ConfigurationError(f"two schedules are named {schedule.name!r}: give one of them another name")
+
+    def declared(self) -> tuple[Declaration, ...]:
+        """Schedules declared beside the handlers, by name."""
+        return tuple(self._declared[name] for name in sorted(self._declared))
 
     def entries(self) -> tuple[HandlerEntry, ...]:
         """What a worker tells of them."""
