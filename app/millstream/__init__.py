@@ -58,6 +58,8 @@ if TYPE_CHECKING:
         RestoreRefused,
         RetryTransaction,
         ReviewConflict,
+        ScheduleInvalid,
+        ScheduleNotFound,
         SchemaMismatch,
         SinkError,
         SnapshotMissing,
@@ -106,6 +108,7 @@ if TYPE_CHECKING:
     from .installation import Installation
     from .joining import TaskReceipt, enlist
     from .pipelines import Pipelines
+    from .schedules import Schedules
     from .subscriptions import Delivery, Subscriptions
     from .task_worker import TaskWorker
     from .tasks import Tasks
@@ -122,6 +125,7 @@ _HOMES = {
     "millstream.installation": "Installation",
     "millstream.joining": "TaskReceipt enlist",
     "millstream.pipelines": "Pipelines",
+    "millstream.schedules": "Schedules",
     "millstream.subscriptions": "Delivery Subscriptions",
     "millstream.task_worker": "TaskWorker",
     "millstream.tasks": "Tasks",
@@ -136,7 +140,8 @@ _HOMES = {
     "millstream_schema.errors": (
         "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError DeliveryNotFound "
         "Fenced FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError "
-        "OperatorError RecordError RestoreRefused RetryTransaction ReviewConflict SchemaMismatch SinkError SnapshotMissing "
+        "OperatorError RecordError RestoreRefused RetryTransaction ReviewConflict ScheduleInvalid ScheduleNotFound "
+        "SchemaMismatch SinkError SnapshotMissing "
         "SnapshotUnreadable SourceError SourceUnavailable StorageError StorageUnavailable StoreError StoreUnavailable "
         "SubscriptionConflict SubscriptionNotFound TaskConflict TaskFailed TaskInvalid TaskNotFound TokenRefused UnknownFactory "
         "UnknownFormat UnknownHandler "
@@ -234,6 +239,9 @@ __all__ = [
     "Retry",
     "RetryTransaction",
     "ReviewConflict",
+    "ScheduleInvalid",
+    "ScheduleNotFound",
+    "Schedules",
     "SchemaMismatch",
     "Sink",
     "SinkCapability",

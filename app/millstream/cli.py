@@ -1,4 +1,4 @@
-"""The command line: ``millstream up | jobs … | tasks … | subscriptions … | node | dev …``. One Typer app; every command is a thin call of the Python API.
+"""The command line: ``millstream up | jobs … | tasks … | reviews … | schedules … | subscriptions … | node | dev …``. One Typer app; every command is a thin call of the Python API.
 
 Called by people and by programs (``--json``, exit codes); see ``program`` for how errors leave it.
 """
@@ -24,6 +24,7 @@ from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
 from .cli_subscriptions import deliveries_app, subscriptions_app
+from .cli_schedules import schedules_app
 from .cli_tasks import reviews_app, tasks_app
 from .client import reachable
 from .dev import DevCluster
@@ -40,6 +41,7 @@ main.add_typer(tasks_app, name="tasks")
 main.add_typer(reviews_app, name="reviews")
 main.add_typer(subscriptions_app, name="subscriptions")
 main.add_typer(deliveries_app, name="deliveries")
+main.add_typer(schedules_app, name="schedules")
 
 
 def _show_version(wanted: bool) -> None:

@@ -17,6 +17,8 @@ from millstream_schema.states import JobState
 from millstream_schema.store import jobs
 from millstream_schema.store.database import Database, Transaction
 
+from .schedule_metrics import ScheduleMetrics
+
 JOB_GAUGES = {
     "generation": "Generation of the job",
     "term": "Coordinator term the job was last written under",
@@ -136,4 +138,5 @@ def render(database: Database, namespace: str = "default") -> bytes:
     """The exposition text."""
     registry = CollectorRegistry()
     registry.register(StreamMetrics(database, namespace))
+    registry.register(ScheduleMetrics(database, namespace))
     return generate_latest(registry)

@@ -1,6 +1,6 @@
 """What all commands share: the program's own options, exit codes, and the one place that turns an error into a text on stderr.
 
-Used by ``cli``, ``cli_jobs`` and ``cli_tasks``. What must never happen here: a traceback without ``--debug``, a password shown, or a failure that exits 0.
+Used by ``cli``, ``cli_jobs``, ``cli_schedules`` and ``cli_tasks``. What must never happen here: a traceback without ``--debug``, a password shown, or a failure that exits 0.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from millstream_schema.errors import (
     MillstreamError,
     RestoreRefused,
     ReviewConflict,
+    ScheduleInvalid,
+    ScheduleNotFound,
     SchemaMismatch,
     SnapshotMissing,
     SourceUnavailable,
@@ -40,12 +42,14 @@ from millstream_schema.errors import (
     TaskNotFound,
     UnknownFactory,
 )
+from millstream_tasks.task_main import load_handlers
 
 from . import formatting
 from .arguments import pipelines_of
 from .client import Jobs
 from .installation import VARIABLES, Installation
 from .subscriptions import Subscriptions
+from .schedules import Schedules
 from .tasks import Tasks
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2, 3, 4, 5
@@ -56,7 +60,9 @@ _EXITS: tuple[tuple[type[Exception], int], ...] = (
     (SubscriptionNotFound, EXIT_NOT_FOUND),
     (DeliveryNotFound, EXIT_NOT_FOUND),
     (SubscriptionConflict, EXIT_REFUSED),
+    (ScheduleNotFound, EXIT_NOT_FOUND),
     (UnknownFactory, EXIT_NOT_FOUND),
+    (ScheduleInvalid, EXIT_REFUSED),
     (SnapshotMissing, EXIT_NOT_FOUND),
     (JobInvalid, EXIT_REFUSED),
     (JobConflict, EXIT_REFUSED),
@@ -162,6 +168,11 @@ class Given:
     def subscriptions(self) -> Subscriptions:
         """Subscriptions to the ends of tasks, likewise."""
         return Subscriptions(self.installation(database_only=True), self.namespace, actor=f"cli:{getpass.getuser()}")
+
+    def schedules(self, handlers: str | None = None) -> Schedules:
+        """Schedules, likewise; ``handlers``: module:attribute of the Handlers object."""
+        registry = load_handlers(handlers) if handlers else None
+        return Schedules(self.installation(database_only=True), registry, self.namespace, actor=f"cli:{getpass.getuser()}")
 
     def jobs(self, pipelines: str | None = None, *, build: bool = False) -> Jobs:
         registry = pipelines_of(pipelines) if build else None

@@ -26,9 +26,9 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 class Terms(TypedDict, total=False):
     """How a schedule behaves; seconds where a time is meant.
 
-    Of cron expressions: ``zone`` (IANA; ``UTC``), ``gap`` (``run_after`` | ``skip``), ``fold`` (``first`` | ``second`` | ``both``). Of intervals: ``start``, the first
-    instant (midnight of 1 January 1970 UTC). ``misfire``: ``once`` | ``skip`` | ``catch_up`` with ``limit`` (10) and ``window`` (a day); ``overlap``: ``allow`` | ``skip`` | ``queue_one`` |
-    ``cancel_previous``; ``jitter`` (0); ``tolerance``: how late is in time (60).
+    Of cron expressions: ``zone`` (IANA; ``UTC``), ``gap`` (``run_after`` | ``skip``), ``fold`` (``first`` | ``second`` | ``both``). Of intervals: ``start``, the
+    first instant (midnight of 1 January 1970 UTC). ``misfire``: ``once`` | ``skip`` | ``catch_up`` with ``limit`` (10) and ``window`` (a day); ``overlap``: ``allow`` |
+    ``skip`` | ``queue_one`` | ``cancel_previous``; ``jitter`` (0); ``tolerance``: how late is in time (60).
     """
 
     zone: str

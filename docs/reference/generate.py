@@ -19,9 +19,11 @@ import typer
 from millstream.cli import main as program
 from millstream.installation import VARIABLES, Installation
 from millstream.metrics import ALIGNMENT, JOB_GAUGES, NODE_COUNTERS, SUBTASK_COUNTERS, SUBTASK_GAUGES
+from millstream.schedule_metrics import BEHIND, IN_REVIEW, SCHEDULE_COUNTERS
 from millstream_coordinator.decisions import FREE, PERMANENT
 from millstream_schema import errors
 from millstream_schema.connectors import SinkCapability, SourceCapability
+from millstream_schema.durable.schedules import FIRE_TRANSITIONS, SCHEDULE_TRANSITIONS
 from millstream_schema.model import EdgeConfig, Guarantee
 from millstream_schema.plan import SINK_OK, SOURCE_OK
 from millstream_schema.settings import RestartPolicy, StreamSettings
@@ -149,6 +151,10 @@ TABLES: Mapping[str, str] = {
     "time and what is in the bucket. A row goes when nothing is set of it.",
     "handler": "What workers told of the handlers they serve, a row for each version: queue, effects, policy, permit and the parameters with their JSON Schemas. "
     "Whoever submits by name is checked against it.",
+    "schedule": "Schedules: state, present version, the instant that fires next (`next_us`) and when the sweep looks (`due_us`), the newest one that is behind, counters.",
+    "schedule_version": "What each version of a schedule says; never changed.",
+    "fire": "Fires: one row each with its task, or one for many in a row that were not run. The primary key is a fire's identity; `unsettled` is set while its task may not "
+    "be over. Kept for 30 days.",
 }
 CAUSES: Mapping[str, str] = {
     "operator": "user code raised",
@@ -255,6 +261,12 @@ def metrics() -> str:
         ("`millstream_channel_credit`", "gauge", "job, channel", "Envelopes that may be sent"),
     ]
     rows += [(f"`millstream_node_{name}_total`", "counter", "node", text) for name, text in NODE_COUNTERS.items()]
+    rows += [
+        ("`millstream_schedule_state`", "gauge", "schedule, state", "1 for the state the schedule is in"),
+        ("`millstream_schedule_behind_seconds`", "gauge", "schedule", BEHIND),
+        ("`millstream_schedule_in_review`", "gauge", "schedule", IN_REVIEW),
+    ]
+    rows += [(f"`millstream_schedule_{name}_total`", "counter", "schedule", text) for name, text in SCHEDULE_COUNTERS.items()]
     return table(("metric", "kind", "labels", "what"), rows)
 
 
@@ -367,6 +379,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "job states": lambda: _transitions(JOB_TRANSITIONS),
     "epoch states": lambda: _transitions(EPOCH_TRANSITIONS),
     "assignment states": lambda: _transitions(ASSIGNMENT_TRANSITIONS),
+    "schedule states": lambda: _transitions(SCHEDULE_TRANSITIONS),
+    "fire states": lambda: _transitions(FIRE_TRANSITIONS),
     "capabilities": capabilities,
     "metrics": metrics,
     "log events": log_events,
