@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from millstream_schema.durable.recurrence import SECOND
-from millstream_schema.errors import CommitUnknown, StoreUnavailable
+from millstream_schema.errors import CommitUnknown, MillstreamError, StoreUnavailable
 from millstream_schema.ports import Clock, Ids
 from millstream_schema.store import fires, schedules
 from millstream_schema.store.database import Database, Transaction
@@ -95,7 +96,10 @@ class ScheduleSweep:
         except (StoreUnavailable, CommitUnknown):
             raise
         except Exception as exc:  # also a defect of ours: it must not keep the schedules behind this one waiting
-            log.exception("schedule held", namespace=namespace, schedule=name)
+            if isinstance(exc, MillstreamError | msgspec.MsgspecError):
+                log.error("schedule held", namespace=namespace, schedule=name, error=str(exc))
+            else:
+                log.exception("schedule held by a defect", namespace=namespace, schedule=name)
             self.set_aside += 1
             self._aside[namespace, name] = now + HELD_US / SECOND  # also if its row cannot be written
             why = f"{type(exc).__name__}: {exc}"

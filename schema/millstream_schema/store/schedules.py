@@ -118,12 +118,12 @@ def publish(tx: Transaction, name: str, definition: Definition, digest: str, act
     assert row is not None
     if row.digest == digest and row.state is not ScheduleState.DELETED:
         return Published(row.version, False, row.next_us)
-    last, following = row.last_us, first_next(spec, row.last_us, now)
+    last, given_up, following = row.last_us, 0, first_next(spec, row.last_us, now)
     if row.state in SWEPT and row.next_us is not None and row.next_us <= now:
         if row.state is ScheduleState.ACTIVE and (row.due_us or 0) > now:
             following = row.next_us  # its time has come, jitter puts it off
         elif force:
-            last = _given_up(tx, row, row.next_us, now)
+            last, given_up = now, _given_up(tx, row, row.next_us, now)
         else:
             return None
     number = row.version + 1
@@ -136,19 +136,19 @@ def publish(tx: Transaction, name: str, definition: Definition, digest: str, act
     due = due_us(namespace, name, following, rules) if state is ScheduleState.ACTIVE else None
     write(
         tx, row, now, state=state, reason=row.reason if paused else "", version=number, digest=digest, next_us=following, due_us=due,
-        last_us=last, tolerance_us=rules.tolerance_us, actor=actor,
+        last_us=last, missed=row.missed + given_up, tolerance_us=rules.tolerance_us, actor=actor,
     )  # fmt: skip
     return Published(number, True, following)
 
 
 def _given_up(tx: Transaction, row: ScheduleRow, instant: int, now: int) -> int:
-    """Record that the fires of a version that cannot be followed are missed, from this one on; nobody can say how many."""
-    tx.insert_or_nothing(
+    """Record that the fires of a version that cannot be followed are missed, from this one on; nobody can say how many: it counts as one."""
+    inserted = tx.insert_or_nothing(
         tx.t.fire, namespace=row.namespace, schedule=row.name, kind=FireKind.AUTO, request="", slot=instant, instant_us=instant, until_us=now, times=1,
         version=row.version, state=FireState.MISSED, reason=f"this and all others until it was published anew; {row.reason}"[:TEXT_KEPT], task="",
         unsettled=0, late=0, actor="", recorded_us=now, rev=0,
     )  # fmt: skip
-    return instant
+    return int(inserted)
 
 
 def pause(tx: Transaction, namespace: str, name: str, actor: str, reason: str) -> ScheduleRow | None:
