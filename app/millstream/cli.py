@@ -23,8 +23,8 @@ from millstream_schema.store.tables import SCHEMA_VERSION
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
-from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_schedules import schedules_app
+from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_tasks import reviews_app, tasks_app
 from .client import reachable
 from .dev import DevCluster

@@ -48,8 +48,8 @@ from . import formatting
 from .arguments import pipelines_of
 from .client import Jobs
 from .installation import VARIABLES, Installation
-from .subscriptions import Subscriptions
 from .schedules import Schedules
+from .subscriptions import Subscriptions
 from .tasks import Tasks
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2, 3, 4, 5

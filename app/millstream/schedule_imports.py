@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
@@ -16,13 +16,13 @@ from celery.schedules import crontab, schedule
 from millstream_schema.durable.recurrence import Cron, Interval, Spec
 from millstream_schema.durable.requests import Options
 from millstream_schema.durable.schedules import Declaration
-from millstream_schema.errors import ScheduleInvalid
+from millstream_schema.errors import ScheduleInvalid, TaskInvalid
 
+from .celery_options import translated
 from .schedule_terms import Terms, declaration
 
 OURS = frozenset({"millstream-tick"})
 """Entries that Millstream itself adds."""
-_HONOURED = frozenset({"queue", "expires", "priority", "ignore_result"})
 _FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 _ALL = {"minute": 60, "hour": 24, "day_of_month": 31, "month_of_year": 12, "day_of_week": 7}
 
@@ -115,12 +115,14 @@ def _expression(tab: Any) -> str:
 
 
 def _options(given: Mapping[str, Any]) -> Options:
-    unknown: Collection[str] = sorted(set(given) - _HONOURED)
-    if unknown:
-        raise ScheduleInvalid(f"options {', '.join(unknown)} have no meaning for a durable task: leave them out")
-    expires = given.get("expires") or 0.0
+    """As those of ``apply_async``, but those that name one instant or one request."""
+    expires = given.get("expires")
     if isinstance(expires, dt.timedelta):
-        expires = expires.total_seconds()
-    if isinstance(expires, bool) or not isinstance(expires, int | float):
-        raise ScheduleInvalid(f"option expires must be seconds, not {expires!r}: an instant means nothing for each fire")
-    return Options(queue=given.get("queue") or "", priority=given.get("priority") or 0, start_by_s=float(expires))
+        given = {**given, "expires": expires.total_seconds()}
+    try:
+        found = translated(given)
+    except TaskInvalid as exc:
+        raise ScheduleInvalid(f"options: {exc}") from exc
+    if found.key or found.options.due_at is not None or found.options.expires_at is not None:
+        raise ScheduleInvalid("options: task_id, eta and an instant as expires name one task: a schedule makes many")
+    return found.options
