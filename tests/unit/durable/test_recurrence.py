@@ -7,7 +7,6 @@ import os
 import random
 import zoneinfo
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import islice, pairwise, takewhile
 
 import pytest
@@ -271,7 +270,6 @@ def test_croniter_agrees_without_a_change_of_the_clocks(expression: str, start: 
 # -- every change of the clocks
 
 
-@cache
 def offset(zone: str, second: int) -> int:
     """Independent of the product: what zoneinfo says."""
     found = dt.datetime.fromtimestamp(second, zoneinfo.ZoneInfo(zone)).utcoffset()
@@ -316,7 +314,9 @@ class Oracle:
 
     def __init__(self, zone: str, change: int) -> None:
         self.start, self.end = change - 30 * 3600, change + 30 * 3600
-        self.walls = [(m, m + offset(zone, m)) for m in range(self.start, self.end, MINUTE)]
+        key = zoneinfo.ZoneInfo(zone)
+        shown = ((m, dt.datetime.fromtimestamp(m, key).replace(tzinfo=UTC)) for m in range(self.start, self.end, MINUTE))
+        self.walls = [(m, int(wall.timestamp())) for m, wall in shown]
         self.times: dict[int, list[int]] = {}
         for minute, wall in self.walls:
             self.times.setdefault(wall, []).append(minute)
