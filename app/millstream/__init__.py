@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from .installation import Installation
     from .joining import TaskReceipt, enlist
     from .pipelines import Pipelines
+    from .results import TaskResult
     from .schedules import Schedules
     from .subscriptions import Delivery, Subscriptions
     from .task_worker import TaskWorker
@@ -125,6 +126,7 @@ _HOMES = {
     "millstream.installation": "Installation",
     "millstream.joining": "TaskReceipt enlist",
     "millstream.pipelines": "Pipelines",
+    "millstream.results": "TaskResult",
     "millstream.schedules": "Schedules",
     "millstream.subscriptions": "Delivery Subscriptions",
     "millstream.task_worker": "TaskWorker",
@@ -275,6 +277,7 @@ __all__ = [
     "TaskInvalid",
     "TaskNotFound",
     "TaskReceipt",
+    "TaskResult",
     "TaskState",
     "TaskWorker",
     "Tasks",

@@ -28,6 +28,7 @@ VARIABLES = {
     "idle_in_transaction_ms": "MILLSTREAM_IDLE_IN_TRANSACTION_MS",
     "liveness_ms": "MILLSTREAM_LIVENESS_MS",
     "channel_expiry_ms": "MILLSTREAM_CHANNEL_EXPIRY_MS",
+    "result_timeout_ms": "MILLSTREAM_RESULT_TIMEOUT_MS",
 }
 _URLS = ("database", "transport", "checkpoints")
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg", "mysql+pymysql", "mariadb+pymysql")
@@ -45,7 +46,8 @@ class Installation(pydantic.BaseModel):
 
     Derived from the lease unless given: ``renew_ms`` ≤ lease/3 (a quarter: two renewals may be lost), ``idle_in_transaction_ms`` < lease/3 (a quarter: a
     stopped process must not keep a row), ``liveness_ms`` < lease (0.8: a subtask process that does not answer its node is killed).
-    ``channel_expiry_ms``: broker channels nobody uses go after this long (default 2 h, at least one).
+    ``channel_expiry_ms``: broker channels nobody uses go after this long (default 2 h, at least one). ``result_timeout_ms``: how long a wait for a task's result lasts that
+    gives no time of its own (default 5 min).
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -60,6 +62,7 @@ class Installation(pydantic.BaseModel):
     idle_in_transaction_ms: int = pydantic.Field(default=0, ge=0)
     liveness_ms: int = pydantic.Field(default=0, ge=0)
     channel_expiry_ms: int = pydantic.Field(default=7_200_000, ge=3_600_000)
+    result_timeout_ms: int = pydantic.Field(default=300_000, ge=1)
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -17,7 +17,7 @@ import msgspec
 from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow
-from millstream_schema.durable.requests import NAME, Options, decode_result, encode_result
+from millstream_schema.durable.requests import NAME, Options, encode_result
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import (
     CommitUnknown,
@@ -25,7 +25,6 @@ from millstream_schema.errors import (
     ReviewConflict,
     StoreUnavailable,
     TaskConflict,
-    TaskFailed,
     TaskInvalid,
     TaskNotFound,
     UnknownHandler,
@@ -41,16 +40,12 @@ from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
 from .joining import Joining, TaskReceipt, hinting
+from .results import Rhythm, TaskResult
 from .task_search import Page, TaskSearch
 
 T = TypeVar("T")
 _REPEATS = 5
 """How often a transaction whose answer was lost is executed again."""
-_QUICKEST_POLL, _SLOWEST_POLL = 0.0005, 1.0
-_POLL_PART = 0.1
-"""Seconds between two looks while waiting: this part of the time waited so far, within the bounds."""
-_SHORT, _NEWEST_PART = 0.05, 0.2
-"""Waits up to so many seconds are a measure of the next one, the newest by this part: before that time a task is hardly over, and looking would only hold up whoever runs it."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,10 +113,10 @@ class Tasks:
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._search = TaskSearch(self.database, namespace)
         self._changed = changed or threading.Event()
+        self._result_timeout = installation.result_timeout_ms / 1000
         self._wake = wake
         self._joining = Joining(self.database, self._clock, wake, sessions)
-        self._usual = 0.0
-        self._fresh = ""
+        self._rhythm = Rhythm(self._clock, self._changed)
         try:
             with reachable(self.database.url):
                 require_file(self.database)
@@ -213,7 +208,7 @@ class Tasks:
         receipt = transaction.run(lambda tx: tasks.submit(tx, new))
         if receipt.conflict:
             raise TaskConflict(_conflict(new, receipt))
-        self._fresh = "" if receipt.replayed else receipt.task
+        self._rhythm.fresh = "" if receipt.replayed else receipt.task
         transaction.told([new.queue])
         return hinting(receipt, new.queue, self._wake)
 
@@ -285,27 +280,14 @@ class Tasks:
         self.get(task)
         return self.database.read(lambda tx: tasks.attempts(tx, task))
 
-    def wait(self, task: str, timeout: float) -> Any:
-        """Wait until it ended; its result. Raises TaskFailed (also for one in review), TimeoutError, TaskNotFound."""
-        began = self._clock.monotonic()
-        fresh, self._fresh = task == self._fresh, ""
-        if fresh and not self._changed.is_set():
-            self._changed.wait(min(self._usual, timeout))  # submitted just now: a look would only hold up whoever runs it
-        while True:
-            self._changed.clear()
-            row = self.get(task)
-            waited = self._clock.monotonic() - began
-            if row.state.settled:
-                took = min(waited, (row.settled_us - row.created_us) / 1e6, _SHORT)
-                self._usual += (took - self._usual) * _NEWEST_PART
-            if row.state is TaskState.SUCCEEDED:
-                return decode_result(row.result)
-            if row.state.settled or row.state is TaskState.UNKNOWN:
-                raise TaskFailed(row.id, row.state, row.cause, row.reason)
-            left = timeout - waited
-            if left <= 0:
-                raise TimeoutError(f"task {task} is {row.state} after {timeout} s: {self.why(task)}")
-            self._changed.wait(min(_pause(waited, self._usual), left))
+    def result(self, task: str | Receipt) -> TaskResult:
+        """The result of a task, by the names Celery's AsyncResult has. An id nobody knows is told when it is asked: TaskNotFound, never pending."""
+        wanted = task.task if isinstance(task, Receipt) else task
+        return TaskResult(self, wanted, self._rhythm, self._result_timeout)
+
+    def wait(self, task: str | Receipt, timeout: float | None = None, *, follow: bool = False) -> Any:
+        """Wait until it ended; its result, as :meth:`TaskResult.get`. Raises TaskFailed (also for one in review), TimeoutError, TaskNotFound."""
+        return self.result(task).get(timeout, follow=follow)
 
     def why(self, task: str) -> str:
         """One line: why it is not running."""
@@ -352,12 +334,6 @@ class Tasks:
         if isinstance(answer, settling.ReviewRefused):
             raise ReviewConflict(f"task {task.id}: {answer}")
         return answer
-
-
-def _pause(waited: float, usual: float) -> float:
-    """Seconds until it is worth looking whether a task is over."""
-    hardly = usual - waited
-    return hardly if hardly > _QUICKEST_POLL else min(max(waited * _POLL_PART, _QUICKEST_POLL), _SLOWEST_POLL)
 
 
 def _conflict(new: NewTask, receipt: Receipt) -> str:

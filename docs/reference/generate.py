@@ -118,6 +118,7 @@ INSTALLATION: Mapping[str, tuple[str, str]] = {
     ),
     "liveness_ms": ("ms", "A subtask process silent for this long is killed by its node. 0.8 of the lease when not given, below it"),
     "channel_expiry_ms": ("ms", "Broker channels that nobody uses go after this long; at least an hour"),
+    "result_timeout_ms": ("ms", "How long a wait for a task's result lasts that gives no time of its own: none is without an end"),
 }
 TABLES: Mapping[str, str] = {
     "schema": "One row: the schema's version, and whether a migration is under way (`MIGRATING`, `READY`).",

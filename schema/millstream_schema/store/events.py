@@ -9,15 +9,14 @@ What must never happen here: work found by how far somebody has come in ids or t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import sqlalchemy as sa
 
 from ..durable.deliveries import CatchUp, DeliveryState, EndRow, SubscriptionRow, SubscriptionState, due_for, next_window, wants
-from .database import Query, Transaction
+from .database import ClockQuery, Query, Transaction
 from .rows import to
 from .subscriptions import lock, lock_gate
-from .tables import Tables, tables
+from .tables import Tables
 
 _FROZEN = (
     "id", "namespace", "handler", "key", "queue", "business_key", "state", "cause", "reason", "result", "error", "origin", "root", "retry_of", "superseded_by",
@@ -32,16 +31,15 @@ def clock(tx: Transaction) -> tuple[int, bool]:
     A subscription that is committed later than this looks is the same as one committed later than :func:`record`: it catches up.
     """
     tx.brief = True
-    row = tx.row(_clock(tx.dialect, tx.t.prefix))
+    row = tx.row(_CLOCK)
     assert row is not None
     return int(row["now"]), bool(row["heard"])
 
 
-@cache
-def _clock(dialect: str, prefix: str) -> sa.Select[tuple[int, int]]:
-    s = tables(prefix).subscription
+def _clock(t: Tables, now: sa.ColumnElement[int], _dialect: str) -> sa.Select[tuple[int, int]]:
+    s = t.subscription
     heard = sa.exists(sa.select(sa.literal_column("1")).select_from(s).where(s.c.live_name.is_not(None)))
-    return sa.select(Transaction.clock_of(dialect).label("now"), sa.case((heard, 1), else_=0).label("heard"))
+    return sa.select(now.label("now"), sa.case((heard, 1), else_=0).label("heard"))
 
 
 def _record(t: Tables, *, seen: sa.ColumnElement[int] | None = None) -> sa.Insert:
@@ -63,6 +61,7 @@ def _record(t: Tables, *, seen: sa.ColumnElement[int] | None = None) -> sa.Inser
     return sa.insert(e).from_select([*_FROZEN, "seen", "pending"], sa.select(*columns, *values).where(*where))
 
 
+_CLOCK = ClockQuery(_clock)
 _RECORD = Query(_record)
 _FREEZE = Query(lambda t: _record(t, seen=sa.literal_column("0", sa.BigInteger())))
 _PENDING = Query(
