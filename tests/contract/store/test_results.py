@@ -17,7 +17,7 @@ from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.records import Receipt
 from millstream_schema.durable.requests import encode_result
 from millstream_schema.durable.states import TaskState
-from millstream_schema.errors import ConfigurationError, StoreUnavailable, TaskFailed, TaskNotFound
+from millstream_schema.errors import CommitUnknown, ConfigurationError, StoreUnavailable, TaskFailed, TaskNotFound
 from millstream_schema.store import settling
 from millstream_schema.store.database import Database, Transaction
 
@@ -47,7 +47,7 @@ def test_celery_t33_a_wait_ends_though_nobody_tells_of_the_end(store: Opened, ta
     for timer in timers:
         timer.join()
     submit(store.db, new("never"))
-    with pytest.raises(TimeoutError, match=r"is READY after 0\.1 s: no worker has taken it"):
+    with pytest.raises(TimeoutError, match=r"is READY after 0\.1 s: "):
         tasks.result(every(store.db)["never"].id).get(0.1)
 
 
@@ -86,14 +86,15 @@ def test_celery_t35_a_result_is_found_through_connections_that_were_closed(store
             try:
                 worker.run(lambda tx: settling.settle(tx, [ending(row, returned("stored"))]))
                 return
-            except StoreUnavailable:
+            except (StoreUnavailable, CommitUnknown):
                 threading.Event().wait(0.05)
 
     timers.append(soon(settles, 0.35))
     assert tasks.result(row.id).get(15) == "stored"
     for timer in timers:
         timer.join()
-    assert tasks.result(row.id).successful()
+    assert tasks.result(row.id).get(10) == "stored"
+    store.db.engine.dispose()  # the next test is to find whole connections
 
 
 class Away(Database):
