@@ -2,8 +2,8 @@
 
     python -m benchmarks claims --n 1000000
 
-PostgreSQL. One session claims and settles 50 tasks at a time; the figure is the median of a claim with its settle, and how many times the same on an empty table it is. ``rows`` is what
-PostgreSQL says its candidate scan read for 50 tasks.
+PostgreSQL. One session claims and settles 50 tasks at a time, as a worker does; the figure is the median of both together, and how many times that on an empty table it
+is; ``rows`` is what PostgreSQL says its candidate scan read for 50 tasks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from millstream_schema.durable.states import Effects
 from millstream_schema.ports import SystemClock, SystemIds
 from millstream_schema.store import claims, registry, selection, settling, tasks
 from millstream_schema.store.database import Database
+from millstream_tasks.durable.floors import Floors
 
 from .measurement import Result, options, percentile, quiet, show
 from .services import POSTGRES, answers
@@ -35,7 +36,8 @@ class Session:
 
     def __init__(self, db: Database) -> None:
         self.db = db
-        self.ids = SystemIds()
+        self.ids, self.clock = SystemIds(), SystemClock()
+        self.floors = Floors()
         self.name = self.ids.new("session", 10)
         self.spec = HandlerSpec(name="noop", effects=Effects.IDEMPOTENT)
         self.arguments = encode_arguments((), {})
@@ -50,7 +52,10 @@ class Session:
     def round(self) -> None:
         """Claim and settle; raises AssertionError when fewer came than there were."""
         claim, token = self.ids.new("claim", 10), self.ids.new("token", 10)
-        found = self.db.run(lambda tx: claims.claim(tx, self.name, claim, token, {LANE: PART}, ["noop"], PART, again=False))
+        began = self.clock.monotonic()
+        floors = dict(self.floors.at(began))
+        found = self.db.run(lambda tx: claims.claim(tx, self.name, claim, token, {LANE: PART}, ["noop"], PART, again=False, floors=floors))
+        self.floors.learn(began, self.clock.monotonic() - began, [] if found is None else found.tasks)
         assert found is not None and len(found.tasks) == PART, "a claim gave fewer tasks than there were"
         ends = [settling.Settlement(task=t.id, fence=t.fence, token=t.token, outcome=Succeeded()) for t in found.tasks]
         answered = self.db.run(lambda tx: settling.settle(tx, ends))
@@ -85,7 +90,7 @@ class Session:
         self.submit(PART)
         query = selection.candidates(self.db.tables)
         with self.db.engine.begin() as connection:
-            bound = query.limit(PART).params(lane=LANE, handlers=["noop"])
+            bound = query.limit(PART).params(lane=LANE, handlers=["noop"], floor=selection.LOWEST)
             text = str(bound.compile(connection, compile_kwargs={"literal_binds": True}))
             plan = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {text.replace('%%', '%')}").scalar_one()
         self.round()

@@ -125,11 +125,12 @@ def claim(
     starting: int,
     *,
     again: bool,
+    floors: Mapping[str, int] | None = None,
 ) -> Claimed | None:
     """Give a session up to ``shares[lane]`` tasks of each lane; None: its lease is over, it may hold nothing.
 
     ``claim_id`` is made before the first try; ``again``: the outcome of an earlier try is unknown, and what it gave is given once more. The first ``starting`` tasks begin at once:
-    the start of all that are not ``external`` is folded in.
+    the start of all that are not ``external`` is folded in. ``floors``: lane → rank from which on to look.
     """
     lease = tx.row(_SESSION, session=session)
     if lease is None or lease["expires_us"] <= lease["now_us"]:
@@ -139,7 +140,7 @@ def claim(
         before = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
         if before:
             return Claimed([t for t in before if t.state.held], now, next_wake(tx))
-    found = select(tx, shares, handlers, now, gated=bool(lease["gated"]))
+    found = select(tx, shares, handlers, now, gated=bool(lease["gated"]), floors=floors or {})
     granted, now = found.tasks, found.now_us
     begun = {t.id for t in granted[:starting] if t.effects is not Effects.EXTERNAL}
     given: list[TaskRow] = []

@@ -38,6 +38,8 @@ from .tasks import apply
 
 ROUNDS = 4
 """How often one claim looks. What is left then is found by the next one, which is made at once."""
+LOWEST = -(1 << 62)
+"""Below every rank."""
 PARKED_AT_ONCE = 1_000
 """Rows of a lane that are looked at when something in front was blocked."""
 
@@ -57,7 +59,7 @@ class Selected(msgspec.Struct):
 def candidates(t: Tables) -> sa.Select[tuple[object, ...]]:
     c = t.task.c
     handlers: sa.BindParameter[Any] = sa.bindparam("handlers", expanding=True)
-    where = [c.ready_lane == sa.bindparam("lane"), c.handler.in_(handlers)]
+    where = [c.ready_lane == sa.bindparam("lane"), c.rank >= sa.bindparam("floor"), c.handler.in_(handlers)]
     return sa.select(t.task).where(*where).order_by(c.rank, c.id).limit(sa.bindparam("count")).with_for_update(skip_locked=True)
 
 
@@ -68,7 +70,9 @@ def _further(t: Tables) -> sa.Select[tuple[object, ...]]:
 
 def _front(t: Tables) -> sa.Select[tuple[object, ...]]:
     c = t.task.c
-    front = sa.select(c.id, c.namespace, c.handler, c.permit, c.permit_held).where(c.ready_lane == sa.bindparam("lane"))
+    front = sa.select(c.id, c.namespace, c.handler, c.permit, c.permit_held).where(
+        c.ready_lane == sa.bindparam("lane"), c.rank >= sa.bindparam("floor")
+    )
     return front.order_by(c.rank, c.id).limit(PARKED_AT_ONCE)
 
 
@@ -84,17 +88,25 @@ _FRONT = Query(_front)
 _MARK = Query(_mark)
 
 
-def select(tx: Transaction, shares: Mapping[str, int], handlers: Sequence[str], now: int, *, gated: bool) -> Selected:
-    """Up to ``shares[lane]`` tasks of each lane by rank; what one lane does not fill is given to those that have more. ``gated``: somebody has set a gate."""
+def select(
+    tx: Transaction, shares: Mapping[str, int], handlers: Sequence[str], now: int, *, gated: bool, floors: Mapping[str, int]
+) -> Selected:
+    """Up to ``shares[lane]`` tasks of each lane by rank; what one lane does not fill is given to those that have more. ``gated``: somebody has set a gate.
+
+    ``floors``: lane → rank from which on to look; from the start if it is not named.
+    """
     room = {lane: count for lane, count in sorted(shares.items()) if count > 0} if handlers else {}
-    return _Scan(tx, room, handlers, now, gated=gated).run()
+    return _Scan(tx, room, handlers, now, gated=gated, floors=floors).run()
 
 
 class _Scan:
     """One claim's look at its lanes. ``_held``: gates that are locked, with what was taken from them; written at the end."""
 
-    def __init__(self, tx: Transaction, room: Mapping[str, int], handlers: Sequence[str], now: int, *, gated: bool) -> None:
+    def __init__(
+        self, tx: Transaction, room: Mapping[str, int], handlers: Sequence[str], now: int, *, gated: bool, floors: Mapping[str, int]
+    ) -> None:
         self._tx = tx
+        self._floors = floors
         self._room = room
         self._handlers = list(handlers)
         self._now = now
@@ -147,7 +159,7 @@ class _Scan:
         wanted: list[TaskRow] = []
         deep = []
         for lane, count in room.items():
-            values = {"lane": lane, "handlers": self._handlers, "count": count}
+            values = {"lane": lane, "floor": self._floors.get(lane, LOWEST), "handlers": self._handlers, "count": count}
             rows = self._tx.rows(_FURTHER, seen=self._seen, **values) if self._seen else self._tx.rows(_CANDIDATES, **values)
             wanted += [to(TaskRow, r) for r in rows]
             if len(rows) == count:
@@ -287,7 +299,7 @@ class _Scan:
     def _clear(self, lane: str) -> None:
         """Park what stands at the front of a lane and is blocked by what is locked here: whoever ends it afterwards sees what is parked."""
         chosen = {t.id for t in self._found}
-        front = [row for row in self._tx.rows(_FRONT, lane=lane) if row["id"] not in chosen]
+        front = [row for row in self._tx.rows(_FRONT, lane=lane, floor=self._floors.get(lane, LOWEST)) if row["id"] not in chosen]
         wanted = {f"{r['namespace']}/{r['permit']}" for r in front if r["permit"]}
         self._full |= permits.lock_full(self._tx, sorted(wanted - self._full - self._roomy))
         by_kind: dict[str, list[str]] = {}

@@ -23,6 +23,7 @@ from millstream_schema.store.claims import Claimed
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer, Settlement
 
+from .floors import Floors
 from .pool import Pool
 from .shares import shares
 
@@ -104,6 +105,7 @@ class TaskHost:
         self._load: dict[str, int] = {}
         self._weights: dict[str, tuple[int, bool]] = {}
         self._lanes_until = 0.0
+        self._floors = Floors()
 
     # -- handed in from other threads ---------------------------------------------------------------------------------------------------
 
@@ -307,11 +309,15 @@ class TaskHost:
             self._claim, self._claim_token = self._ids.new("claim", 10), self._ids.new("token", 10)
         free = max(0, self._pool.free() - len(self._buffer))
         batch = [] if self._one_by_one else self._unsettled[:SETTLED_AT_ONCE]
+        began = self._clock.monotonic()
+        floors = dict(self._floors.at(began))
 
         def work(tx: Transaction) -> tuple[dict[str, Answer], Claimed | None]:
             answers = settling.settle(tx, batch) if batch else {}
             handlers = self._settings.handlers
-            return answers, claims.claim(tx, self.session, self._claim, self._claim_token, parts, handlers, free, again=again)
+            return answers, claims.claim(
+                tx, self.session, self._claim, self._claim_token, parts, handlers, free, again=again, floors=floors
+            )
 
         try:
             answers, claimed = self._db.run(work)
@@ -323,6 +329,8 @@ class TaskHost:
         self._claim = ""
         self._note(answers)
         del self._unsettled[: len(batch)]
+        if claimed is not None:
+            self._floors.learn(began, self._clock.monotonic() - began, claimed.tasks)
         return claimed
 
     def _feed(self) -> None:
@@ -355,6 +363,8 @@ class TaskHost:
                     self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
                 continue
             del self._held[task]
+            if held.row.permit:
+                self._floors.forget()  # the next one for its permit has waited for long
             if held.began:
                 self._typical += (seconds - self._typical) * TYPICAL_PART
             if held.row.effects is Effects.EXTERNAL or not self._held:
