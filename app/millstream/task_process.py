@@ -18,7 +18,7 @@ import structlog
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
-from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.records import NewTask
 from millstream_schema.errors import MillstreamError
 from millstream_schema.hints import NoHints
@@ -89,7 +89,9 @@ class TaskProcess:
         self._stopping = threading.Event()
         client = Tasks(i, registry, namespace, clock=clock, ids=ids, database=self._database, wake=self._submitted)
         self._intake = None if intake is None else Intake(intake, client)
-        boot = TaskBoot(handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS))
+        boot = TaskBoot(
+            handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS), i.database, i.table_prefix, i.idle_in_transaction_ms
+        )
         self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set)
         settings = HostSettings(
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
@@ -149,7 +151,7 @@ class TaskProcess:
         if self._messages is not None:
             self._messages.wake(queue)
 
-    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
+    def _ended(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:
         self._host.ended(task, fence, outcome, submits, seconds)
 
     def _step(self) -> None:

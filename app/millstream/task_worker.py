@@ -15,13 +15,14 @@ from typing import Self
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
-from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.records import NewTask
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.hints import NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
+from millstream_tasks.durable.databases import HandlerDatabases
 from millstream_tasks.durable.host import HostSettings, TaskHost
 from millstream_tasks.durable.threads import ThreadPool
 from millstream_tasks.opening import open_storage
@@ -67,7 +68,8 @@ class TaskWorker:
         inst = self._installation
         self.database = Database(inst.database, clock, prefix=inst.table_prefix, timeout_ms=inst.idle_in_transaction_ms)
         create_schema(self.database)
-        self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended)
+        self._databases = HandlerDatabases(inst.database, inst.table_prefix, inst.idle_in_transaction_ms, clock)
+        self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended, self._databases)
         settings = HostSettings(
             name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,
             margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, slots=self._slots, prefetch=self._slots * 50,
@@ -101,6 +103,7 @@ class TaskWorker:
         for thread in self._threads:
             thread.join(self._installation.lease_ms / 1000)
         self._pool.close()
+        self._databases.close()
         self.database.close()
 
     def wake(self, queue: str) -> None:
@@ -108,7 +111,7 @@ class TaskWorker:
         self._host.wake()
         self._wake.set()
 
-    def _ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
+    def _ended(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:
         self._host.ended(task, fence, outcome, submits, seconds)
         self._wake.set()
 

@@ -26,6 +26,8 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── SubscriptionNotFound      no subscription of that name in this namespace
     ├── SubscriptionConflict      the name is another subscription's; names what differs
     ├── DeliveryNotFound          the subscription has no delivery of that task's end (any more)
+    ├── TransactionRefused        what a handler does in ctx.transaction() cannot be; says what to do instead
+    ├── TransactionTooLong        ctx.transaction() held SQLite's write lock for too long
     ├── FingerprintMismatch       a node rebuilt another plan than was submitted
     ├── CodecError
     │   ├── UnknownFormat         kind, version or value type this build does not know
@@ -149,6 +151,14 @@ class SubscriptionConflict(MillstreamError):
 
 class DeliveryNotFound(MillstreamError):
     """The subscription has no delivery of that task's end: it never had one, or it was acknowledged and removed since."""
+
+
+class TransactionRefused(MillstreamError):
+    """What a handler does in ``ctx.transaction()`` cannot be. Nothing of it was done; trying again does not help."""
+
+
+class TransactionTooLong(MillstreamError):
+    """``ctx.transaction()`` held SQLite's write lock for too long. Nothing of it was done."""
 
 
 class FingerprintMismatch(MillstreamError):

@@ -21,8 +21,9 @@ import msgspec
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.ports import SystemClock, SystemIds
 
+from .durable.databases import HandlerDatabases
 from .durable.execution import execute
-from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Until, decode_boot, decode_to_child, encode
+from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Settled, Until, decode_boot, decode_to_child, encode
 from .durable.handlers import HandlerRegistry
 from .durable.surroundings import Surroundings
 from .shell.wire import pack, receive
@@ -126,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as exc:
         pipe.send(Ready(f"{type(exc).__name__}: {exc}"))
         return 1
-    ids, clock = SystemIds(), SystemClock()
+    ids, clock, pause = SystemIds(), SystemClock(), threading.Event()
+    databases = HandlerDatabases(boot.database, boot.prefix, boot.timeout_ms, clock)
     control = Control(pipe, clock, boot.beat_ms / 1000)
     control.start()
     sys.setswitchinterval(0.001)  # the control thread shall hear of a cancel soon
@@ -137,7 +139,15 @@ def main(argv: list[str] | None = None) -> int:
         control.busy(run)
         pipe.send(Began(task.id, task.fence))
         began = clock.monotonic()
-        outcome, submits = execute(task, registry, Surroundings(ids, clock, partial(control.asked, task.id, task.fence)))
+        around = Surroundings(
+            ids=ids,
+            clock=clock,
+            told=partial(control.asked, task.id, task.fence),
+            databases=databases,
+            committed=lambda t=task, b=began: pipe.send(Settled(t.id, t.fence, clock.monotonic() - b)),  # type: ignore[misc]
+            wait=pause.wait,
+        )
+        outcome, submits = execute(task, registry, around)
         control.idle(run)
         pipe.send(Ended(task.id, task.fence, outcome, submits, clock.monotonic() - began))
 

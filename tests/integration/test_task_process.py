@@ -74,6 +74,17 @@ def picky(word: str) -> str:
     note("tried " + word)
     raise {"key": KeyError, "value": ValueError}[word]("no")
 
+@handlers.task(name="moves", effects="transactional", delay=0.05, heartbeat=2)
+def moves(ctx, word: str, seconds: float) -> None:
+    with ctx.transaction() as tx:
+        tx.execute("INSERT INTO moved (word, fence) VALUES (:word, :fence)", {"word": word, "fence": ctx.fence})
+        n = NOTES.read_text().count("inside") + 1 if NOTES.exists() else 1
+        note(f"inside {word} {n} {os.getpid()}")
+        if n == 1:
+            time.sleep(seconds)
+        tx.result(word)
+    note(f"behind {word} {n}")
+
 @handlers.task(name="obeys", effects="idempotent")
 def obeys(ctx) -> str:
     note("began obeys")
@@ -93,12 +104,15 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> No
 class Rig:
     """An installation, its handlers as a user's module, and worker processes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, database: str = "") -> None:
         self.path = path
         (path / "proj_tasks.py").write_text(HANDLERS)
-        self.installation = Installation.local(path, lease_ms=1_500, poll_ms=50)
+        self.installation = Installation.local(path, lease_ms=1_500, poll_ms=50, **({"database": database} if database else {}))
         database = Database(self.installation.database, SystemClock(), prefix=self.installation.table_prefix)
         create_schema(database)
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE IF EXISTS moved")
+            connection.exec_driver_sql("CREATE TABLE moved (word VARCHAR(40), fence INTEGER)")
         database.close()
         self.notes = path / "notes"
         self.environment = {
@@ -130,6 +144,17 @@ class Rig:
         self.workers.append(worker)
         return worker
 
+    def moved(self) -> list[tuple[str, int]]:
+        """What transactions of handlers have committed."""
+        with self.tasks.database.engine.begin() as connection:
+            return [(str(w), int(f)) for w, f in connection.exec_driver_sql("SELECT word, fence FROM moved")]
+
+    def inside(self, word: str) -> int:
+        """Process of the attempt that is in its transaction, once it is."""
+        start = f"inside {word} 1 "
+        until(lambda: self.notes.exists() and start in self.notes.read_text(), start)
+        return int(self.notes.read_text().split(start)[1].split()[0])
+
     def noted(self, word: str) -> bool:
         return self.notes.exists() and word in self.notes.read_text().splitlines()
 
@@ -154,6 +179,60 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", id="sqlite"),
+        pytest.param("postgres", id="postgres", marks=pytest.mark.postgres),
+        pytest.param("mariadb", id="mariadb", marks=pytest.mark.mariadb),
+    ]
+)
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    """A rig on each database."""
+    made = Rig(tmp_path, "" if request.param == "sqlite" else str(request.getfixturevalue(f"{request.param}_url")))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_process_that_dies_or_stands_still_inside_its_transaction_has_done_nothing(served: Rig, how: signal.Signals) -> None:
+    """What it had written is undone, the next attempt does it once; one that stands still is killed for its silence. Neighbours go on."""
+    served.worker(2)
+    task = served.tasks.submit("moves", "w", 60.0).task
+    os.kill(served.inside("w"), how)
+    assert served.tasks.wait(task, 40) == "w"
+    row = served.tasks.get(task)
+    assert served.moved() == [("w", row.fence)]
+    until(lambda: served.noted("behind w 2"), "its code behind the block")
+    assert served.tasks.wait(served.tasks.submit("add", 1, 1).task, 20) == 2
+
+
+def test_code_behind_the_block_runs_on_though_the_task_has_succeeded(served: Rig) -> None:
+    """A renewal that no longer finds the task kills nobody."""
+    served.worker(1)
+    task = served.tasks.submit("moves", "w", 0.0).task
+    assert served.tasks.wait(task, 20) == "w" and served.moved() == [("w", served.tasks.get(task).fence)]
+    until(lambda: served.noted("behind w 1"), "its code behind the block")
+    (worker,) = served.workers
+    children = {c.pid for c in psutil.Process(worker.pid).children()}
+    assert served.tasks.wait(served.tasks.submit("add", 1, 1).task, 20) == 2
+    assert {c.pid for c in psutil.Process(worker.pid).children()} == children
+    assert served.tasks.attempts(task) == []
+
+
+def test_a_worker_killed_with_a_handler_inside_its_transaction_leaves_no_effect(served: Rig) -> None:
+    """kill -9 of the worker: its handler's process ends with it, the session is rolled back, another worker does it once."""
+    first = served.worker(1)
+    task = served.tasks.submit("moves", "w", 60.0).task
+    served.inside("w")
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    served.worker(1)
+    assert served.tasks.wait(task, 40) == "w"
+    assert served.moved() == [("w", served.tasks.get(task).fence)]
+    command = " ".join(c for p in served.workers if p.poll() is None for q in psutil.Process(p.pid).children() for c in q.cmdline())
+    assert "task_main" in command and served.installation.database not in command
 
 
 def test_many_tasks_run_in_processes_and_give_their_results(rig: Rig) -> None:

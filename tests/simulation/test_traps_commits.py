@@ -246,7 +246,7 @@ def test_t39_an_unknown_outcome_of_the_durable_write_is_decided_once(scene: Make
     """The answer to the COMMIT that made an epoch durable is lost: the guarded write is made again, never both durable and aborted."""
     job = scene()
     lost = 0
-    write = job.sim.database._faults
+    write = job.sim.database.faults
     assert write is not None
     after = write.after_commit
 

@@ -104,5 +104,13 @@ AnyOutcome = (
     | Crashed
     | Killed
 )
+
+
+class Committed(Outcome, frozen=True, tag=True):
+    """It succeeded, and its end is written already: with its effect, in its handler's own transaction. Nothing is left to settle."""
+
+
+Reported = AnyOutcome | Committed
+"""What a pool may say of an attempt."""
 UNCHOSEN = (Lost, Crashed, Killed)
 """Ends the handler did not choose: what becomes of the task depends on its declared effects."""

@@ -27,6 +27,8 @@ T = TypeVar("T")
 ATTEMPTS = 8
 ASKED_AFTER = 0.5
 """Seconds a connection may rest and be used again without being asked whether its server is still there."""
+LAZY = "millstream_lazy"
+"""Execution option of a connection whose transaction takes SQLite's write lock only when it writes."""
 _NOW = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))",
@@ -224,8 +226,8 @@ class Database:
         faults: Faults | None = None,
     ) -> None:
         self.tables = tables(prefix)
-        self._clock = clock
-        self._faults = faults
+        self.clock = clock
+        self.faults = faults
         self._timeout_ms = timeout_ms
         try:
             parsed = sa.make_url(url)
@@ -241,7 +243,8 @@ class Database:
         self.engine = self._engine(parsed)
         _OPEN.add(self)
 
-    def _engine(self, url: sa.URL) -> Engine:
+    def options(self, url: sa.URL) -> dict[str, Any]:
+        """What its engine is made with."""
         options: dict[str, Any] = {"hide_parameters": True}
         if self.dialect == "sqlite":
             if url.database in (None, "", ":memory:"):
@@ -264,13 +267,16 @@ class Database:
                 "isolation_level": "READ COMMITTED",
                 "connect_args": {"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30},
             }
+        return options
+
+    def _engine(self, url: sa.URL) -> Engine:
         try:
-            engine = sa.create_engine(url, **options)
+            engine = sa.create_engine(url, **self.options(url))
         except (ImportError, sa.exc.ArgumentError) as exc:
             raise ConfigurationError(
                 f"no driver for database {url.drivername!r}: install millstream[postgres] or millstream[mysql]"
             ) from exc
-        event.listen(engine, "connect", {"sqlite": self._on_sqlite, "mysql": self._on_mysql}.get(self.dialect, _nothing))
+        event.listen(engine, "connect", {"sqlite": self._on_sqlite, "mysql": self.on_mysql}.get(self.dialect, _nothing))
         if self.dialect == "sqlite":
             event.listen(engine, "begin", _begin_sqlite)
         else:
@@ -279,11 +285,11 @@ class Database:
         return engine
 
     def _rested(self, _connection: Any, record: Any) -> None:
-        record.info["rested"] = self._clock.monotonic()
+        record.info["rested"] = self.clock.monotonic()
 
     def _still_there(self, connection: Any, record: Any, _proxy: Any) -> None:
         """Ask a connection that rested for a while whether its server is still there: one that was used just now need not be asked."""
-        if self._clock.monotonic() - record.info.get("rested", 0.0) < ASKED_AFTER:
+        if self.clock.monotonic() - record.info.get("rested", 0.0) < ASKED_AFTER:
             return
         try:
             alive = self.engine.dialect.do_ping(connection)
@@ -294,20 +300,31 @@ class Database:
 
     def _on_sqlite(self, connection: Any, _record: Any) -> None:
         connection.isolation_level = None
-        connection.create_function("millstream_now_us", 0, self._clock.now_us)
+        connection.create_function("millstream_now_us", 0, self.clock.now_us)
         connection.execute(f"PRAGMA busy_timeout={self._timeout_ms * 3}")
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
-    def _on_mysql(self, connection: Any, _record: Any) -> None:
+    def on_mysql(self, connection: Any, _record: Any) -> None:
+        """Settings of a new session."""
         with connection.cursor() as cursor:
+            cursor.execute("SET SESSION time_zone='+00:00'")
+            for setting in self.tight():
+                try:
+                    cursor.execute(setting)
+                except Exception as exc:  # MySQL has no idle_transaction_timeout; there the server's wait_timeout is the bound
+                    if not (exc.args and exc.args[0] == 1193):
+                        raise
+
+    def tight(self) -> tuple[str, ...]:
+        """Statements after which a session waits for no lock, and keeps no row idly, for longer than this database's timeout."""
+        if self.dialect == "postgresql":
+            names = ("lock_timeout", "idle_in_transaction_session_timeout")
+            return ("SELECT " + ", ".join(f"set_config('{name}', '{self._timeout_ms}', true)" for name in names),)
+        if self.dialect == "mysql":
             seconds = max(1, self._timeout_ms // 1000)
-            cursor.execute(f"SET SESSION innodb_lock_wait_timeout={seconds}, time_zone='+00:00'")
-            try:
-                cursor.execute(f"SET SESSION idle_transaction_timeout={seconds}")
-            except Exception as exc:  # MySQL has no such variable; there the server's wait_timeout is the bound
-                if not (exc.args and exc.args[0] == 1193):
-                    raise
+            return (f"SET SESSION innodb_lock_wait_timeout={seconds}", f"SET SESSION idle_transaction_timeout={seconds}")
+        return ()
 
     @property
     def longest_us(self) -> int:
@@ -329,7 +346,7 @@ class Database:
         try:
             connection = self.engine.connect()
         except sa.exc.DBAPIError as exc:
-            raise self._mapped(exc) from exc
+            raise self.mapped(exc) from exc
         with connection:
             if read_only:
                 # PostgreSQL: without BEGIN and ROLLBACK round it; under READ COMMITTED each statement sees what is committed when it begins, with or without.
@@ -337,34 +354,38 @@ class Database:
                 connection = connection.execution_options(millstream_read_only=True, **alone)
             try:
                 connection.begin()
-                began = self._clock.monotonic()
+                began = self.clock.monotonic()
                 tx = Transaction(connection, self.tables, self.dialect)
                 yield tx
-                if tx.brief and (self._clock.monotonic() - began) * 1e6 > self.longest_us * 3 / 4 > 0:
+                if tx.brief and (self.clock.monotonic() - began) * 1e6 > self.longest_us * 3 / 4 > 0:
                     raise Retry("the transaction lasted too long: whoever waits for all such transactions to be over has stopped waiting")
             except sa.exc.DBAPIError as exc:
-                _quietly(connection.rollback)
-                raise self._mapped(exc) from exc
+                quietly(connection.rollback)
+                raise self.mapped(exc) from exc
             except BaseException:
-                _quietly(connection.rollback)
+                quietly(connection.rollback)
                 raise
-            if self._faults is not None and not read_only:
-                try:
-                    self._faults.before_commit()
-                except BaseException:
-                    _quietly(connection.rollback)
-                    raise
+            self.commit(connection, None if read_only else self.faults)
+        if self.faults is not None and not read_only:
+            self.faults.after_commit()
+
+    def commit(self, connection: Connection, faults: Faults | None) -> None:
+        """COMMIT. Raises Retry, StoreUnavailable (nothing was done) or CommitUnknown; what a broken rule of the database's undid is StoreError."""
+        if faults is not None:
             try:
-                connection.commit()
-            except sa.exc.DBAPIError as exc:
-                mapped = self._mapped(exc)
-                if isinstance(mapped, StoreUnavailable):
-                    raise CommitUnknown(
-                        f"the answer to COMMIT was lost ({mapped}); the same guarded statement is to be executed again"
-                    ) from exc
-                raise mapped from exc
-        if self._faults is not None and not read_only:
-            self._faults.after_commit()
+                faults.before_commit()
+            except BaseException:
+                quietly(connection.rollback)
+                raise
+        try:
+            connection.commit()
+        except sa.exc.DBAPIError as exc:
+            mapped = self.mapped(exc)
+            if isinstance(mapped, StoreUnavailable):
+                raise CommitUnknown(
+                    f"the answer to COMMIT was lost ({mapped}); the same guarded statement is to be executed again"
+                ) from exc
+            raise mapped from exc
 
     def run(self, work: Callable[[Transaction], T]) -> T:
         """Execute ``work`` in a transaction, again after deadlocks and serialisation failures."""
@@ -384,7 +405,8 @@ class Database:
                     raise StoreUnavailable("the database kept refusing the transaction (deadlocks or lock timeouts); try again") from exc
         raise AssertionError("unreachable")
 
-    def _mapped(self, exc: sa.exc.DBAPIError) -> BaseException:
+    def mapped(self, exc: sa.exc.DBAPIError) -> BaseException:
+        """A driver's error as one of ours."""
         return meaning(exc, self.dialect, f"at {self.url.render_as_string(hide_password=True)}")
 
     @property
@@ -436,7 +458,7 @@ def _write_ahead(connection: Any) -> None:
             connection.execute("ROLLBACK")
 
 
-def _quietly(rollback: Callable[[], None]) -> None:
+def quietly(rollback: Callable[[], None]) -> None:
     """Roll back; a connection that is gone has rolled back by itself."""
     try:
         rollback()
@@ -449,7 +471,10 @@ def _nothing(_connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    read_only = connection.get_execution_options().get("millstream_read_only", False)
+    options = connection.get_execution_options()
+    if options.get(LAZY):
+        return  # a handler's: begun at its first write
+    read_only = options.get("millstream_read_only", False)
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 

@@ -6,7 +6,7 @@ Every write names the task's fence and claim token. What must never happen here:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -181,6 +181,31 @@ def _continued(tx: Transaction, submits: Sequence[NewTask]) -> Unfit | None:
     return Unfit(f"what it submitted is known under its key with other content: {known}")
 
 
+def settle_success(tx: Transaction, s: Settlement) -> Answer | Unfit:
+    """Write the success of one attempt as the last statement of its handler's own transaction. Whoever gets another answer than Applied must not commit."""
+    assert isinstance(s.outcome, Succeeded)
+    now, heard = events.clock(tx)
+    one = {"ids": [s.task], "claim_token": s.token, "claim_fence": s.fence, "value": s.outcome.result, "now": now}
+    if s.submits or tx.changed(_SUCCEED, **one) != 1:
+        task = lock_task(tx, s.task)
+        if task is None or (task.fence, task.token) != (s.fence, s.token) or not task.state.held:
+            return Answer.STALE
+        unfit = _continued(tx, s.submits)
+        if unfit is not None:
+            return unfit
+        _apply_end(tx, task, msgspec.structs.replace(s, submits=()), now)
+    if heard:
+        events.record(tx, [s.task], now)
+    return Answer.APPLIED
+
+
+def committed(tx: Transaction, attempts: Mapping[str, int]) -> frozenset[str]:
+    """Of these attempts (task → fence), the tasks that ended by success under that fence: their handlers committed it."""
+    t = tx.t.task
+    found = tx.rows(sa.select(t.c.id, t.c.fence).where(t.c.id.in_(sorted(attempts)), t.c.state == TaskState.SUCCEEDED))
+    return frozenset(r["id"] for r in found if int(r["fence"]) == attempts[r["id"]])
+
+
 # -- cancelling
 
 
@@ -236,20 +261,23 @@ def expire_session(tx: Transaction, session: str, margin_us: int) -> bool:
 
 
 def take_back(tx: Transaction, session: str, chance: Callable[[], float], limit: int) -> int:
-    """End attempts of a session that has no lease, each by its declared effects; how many there were."""
+    """End attempts of a session that has no lease, each by its declared effects; how many.
+
+    One whose row is held is passed over, and looked at by the next sweep: its handler may be committing it, or stand still in the middle of that until its session is cut.
+    """
     t = tx.t.task
     now = tx.now_us()
     held = sa.select(t.c.id).where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD))).limit(limit)
     # Found, then locked by id: one statement for both tempts a planner to walk the whole table in the order of ids.
     ids = [r["id"] for r in tx.rows(held)]
-    mine = by_permit([row for row in lock_tasks(tx, ids).values() if row.session == session])
-    for task in mine:
+    lost = by_permit([row for row in lock_tasks(tx, ids, skip_locked=True).values() if row.session == session])
+    for task in lost:
         outcome = Lost(started=task.state is TaskState.RUNNING)
         decision = on_end(task, msgspec.json.decode(task.policy, type=Policy), outcome, now, chance())
         apply(tx, task, decision, now)
         keep_attempt(tx, task.id, task.fence, session, "Lost", decision, task.started_us, now)
-    gates.put_back(tx, [task for task in mine if _never_began(task)])
-    return len(ids)
+    gates.put_back(tx, [task for task in lost if _never_began(task)])
+    return len(lost)
 
 
 # -- reviews

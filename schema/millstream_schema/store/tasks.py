@@ -155,12 +155,12 @@ def lock_task(tx: Transaction, task: str) -> TaskRow | None:
     return None if row is None else to(TaskRow, row)
 
 
-def lock_tasks(tx: Transaction, ids: Sequence[str]) -> dict[str, TaskRow]:
-    """Lock several, in the order of their ids."""
+def lock_tasks(tx: Transaction, ids: Sequence[str], *, skip_locked: bool = False) -> dict[str, TaskRow]:
+    """Lock several, in the order of their ids. ``skip_locked``: but those that somebody holds now."""
     if not ids:
         return {}
     t = tx.t.task
-    found = tx.rows(sa.select(t).where(t.c.id.in_(sorted(ids))).order_by(t.c.id).with_for_update())
+    found = tx.rows(sa.select(t).where(t.c.id.in_(sorted(ids))).order_by(t.c.id).with_for_update(skip_locked=skip_locked))
     return {r["id"]: to(TaskRow, r) for r in found}
 
 

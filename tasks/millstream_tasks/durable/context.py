@@ -5,15 +5,19 @@ Made by :mod:`.execution` for each attempt, used by user code on its thread. Wha
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.requests import Options
+from millstream_schema.errors import TransactionRefused
+from millstream_schema.store.handler_transactions import HandlerTransaction
 
 from .handlers import Handler, HandlerRegistry
 from .surroundings import Surroundings
+from .transactions import AttemptTransaction
 
 
 class TaskContext:
@@ -26,6 +30,7 @@ class TaskContext:
         run_ms = msgspec.json.decode(task.policy, type=Policy).run_ms
         self._ends_at = around.clock.monotonic() + run_ms / 1000 if run_ms else None
         self.submits: list[NewTask] = []
+        self._transaction = AttemptTransaction(task, around, self.submits)
 
     @property
     def task_id(self) -> str:
@@ -64,8 +69,23 @@ class TaskContext:
     def permit_seq(self) -> int:
         return self._task.permit_seq
 
+    @property
+    def settled(self) -> bool:
+        """Whether its transaction has committed: the task has succeeded, whatever its handler still does."""
+        return self._transaction.committed
+
+    def transaction(self) -> AbstractContextManager[HandlerTransaction]:
+        """``with ctx.transaction() as tx``: what is done through ``tx.execute``, ``tx.session`` or ``tx.connection`` in Millstream's own database commits together with the end of
+        this task, or not at all. Leaving the block after ``tx.result(value)`` is the success; leaving it by an exception undoes everything.
+
+        Once in an attempt. Its submissions so far come in with it. Raises Fenced when this attempt is not the valid one any more, StoreUnavailable, TransactionRefused.
+        """
+        return self._transaction.open()
+
     def submit(self, handler: str | Handler, /, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
         """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""
+        if self.settled:
+            raise TransactionRefused("the task has succeeded with its ctx.transaction(): submit before its block is left")
         found = handler if isinstance(handler, Handler) else self._registry.get(handler)
         task_id = self._around.ids.new("task", 10)
         own = key or f"{self._task.id}/{len(self.submits)}"

@@ -9,14 +9,18 @@ import math
 import traceback
 from typing import Any
 
+import structlog
+
 from millstream_schema.durable.decisions import LONGEST_RETRY_US
 from millstream_schema.durable.outcomes import (
     AnyOutcome,
     AskedForReview,
     CancelledItself,
+    Committed,
     GaveUp,
     Overran,
     Raised,
+    Reported,
     RetryAsked,
     Snoozed,
     Succeeded,
@@ -25,7 +29,7 @@ from millstream_schema.durable.outcomes import (
 )
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.requests import decode_arguments, encode_result
-from millstream_schema.errors import CodecError, TaskInvalid, UnknownHandler
+from millstream_schema.errors import CodecError, TaskInvalid, TransactionRefused, UnknownHandler
 from millstream_schema.reasons import storable
 
 from .context import TaskContext
@@ -33,11 +37,12 @@ from .handlers import Handler, HandlerRegistry
 from .surroundings import Surroundings
 from .verbs import Cancel, Fail, NeedsReview, Retry, Snooze
 
+log = structlog.get_logger(__name__)
 TEXT_KEPT = 20_000
 """Characters of an exception's text that are kept."""
 
 
-def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> tuple[AnyOutcome, tuple[NewTask, ...]]:
+def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> tuple[Reported, tuple[NewTask, ...]]:
     """One attempt, to its end."""
     try:
         handler = registry.get(task.handler)
@@ -52,7 +57,12 @@ def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> t
     try:
         value = handler.function(context, *args, **kwargs) if handler.wants_context else handler.function(*args, **kwargs)
     except BaseException as exc:
+        if context.settled:
+            log.warning("a handler raised after its transaction had committed; its task has succeeded", task=task.id, error=_text(exc))
+            return Committed(), ()
         return _failed(exc, handler, around.told(), context.overdue), ()
+    if context.settled:
+        return Committed(), ()
     try:
         return Succeeded(encode_result(value)), tuple(context.submits)
     except TaskInvalid as exc:
@@ -91,8 +101,9 @@ def outcome_of(error: BaseException) -> AnyOutcome:
             return Unfit(said)  # what it submits or gives cannot be stored: the same at every attempt
         case _:
             where = traceback.extract_tb(error.__traceback__)
+            wanted = not isinstance(error, TransactionRefused)
             at = f" (at {where[-1].name}, line {where[-1].lineno})" if where else ""
-            return Raised(type(error).__name__, f"{said}{at}")
+            return Raised(type(error).__name__, f"{said}{at}", retryable=wanted)
 
 
 def _micros(seconds: Any) -> int | None:

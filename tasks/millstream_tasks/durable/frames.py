@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.records import NewTask, TaskRow
 
 
 class TaskBoot(msgspec.Struct, frozen=True):
-    """First frame to a handler process. ``handlers``: ``module:attribute``; ``celery``: likewise the application whose modules are to be imported first, or empty."""
+    """First frame to a handler process. ``handlers``: ``module:attribute``; ``celery``: likewise the application whose modules are to be imported first, or empty.
+
+    ``database``, ``prefix``, ``timeout_ms``: of the installation. The URL may hold a password: it travels on the pipe, never in arguments.
+    """
 
     handlers: str
     celery: str
     beat_ms: int
+    database: str
+    prefix: str
+    timeout_ms: int
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
@@ -53,8 +59,16 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
     task: str
     fence: int
-    outcome: AnyOutcome
+    outcome: Reported
     submits: tuple[NewTask, ...]
+    seconds: float
+
+
+class Settled(msgspec.Struct, frozen=True, tag=True):
+    """An attempt's own transaction has committed with its end; its code may still go on for a while."""
+
+    task: str
+    fence: int
     seconds: float
 
 
@@ -63,7 +77,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChild = Run | EndAsked | Until
-FromChild = Ready | Began | Ended | Beat
+FromChild = Ready | Began | Settled | Ended | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_boot = msgspec.msgpack.Decoder(TaskBoot).decode

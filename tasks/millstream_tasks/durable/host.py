@@ -13,7 +13,7 @@ import structlog
 
 from millstream_schema.durable.catalogue import HandlerEntry, Served
 from millstream_schema.durable.decisions import careful
-from millstream_schema.durable.outcomes import AnyOutcome, Killed, Unfit, Unstarted
+from millstream_schema.durable.outcomes import Committed, Killed, Reported, Unfit, Unstarted
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.errors import CommitUnknown, StoreError, StoreUnavailable
@@ -96,7 +96,7 @@ class TaskHost:
         self._held: dict[str, _Held] = {}
         self._buffer: deque[str] = deque()
         self._late: dict[tuple[str, int], str] = {}
-        self._reports: deque[tuple[str, int, AnyOutcome, tuple[NewTask, ...], float]] = deque()
+        self._reports: deque[tuple[str, int, Reported, tuple[NewTask, ...], float]] = deque()
         self._unsettled: list[Settlement] = []
         self._settle_at = 0.0
         self._claim = ""
@@ -113,7 +113,7 @@ class TaskHost:
         """There may be work. Thread-safe."""
         self._look_at = 0.0
 
-    def ended(self, task: str, fence: int, outcome: AnyOutcome, submits: tuple[NewTask, ...] = (), seconds: float = 0.0) -> None:
+    def ended(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...] = (), seconds: float = 0.0) -> None:
         """An attempt is over that ran for so long. Thread-safe; written by the next step."""
         self._reports.append((task, fence, outcome, submits, seconds))
 
@@ -200,9 +200,14 @@ class TaskHost:
         s = self._settings
         if not self.session:
             return
-        renewed, flags = self._db.run(
-            lambda tx: (registry.renew_node(tx, self.session, s.lease_ms * 1000), settling.flags(tx, self.session))
-        )
+        fences = {task: h.row.fence for task, h in self._held.items()}
+
+        def work(tx: Transaction) -> tuple[bool, dict[str, tuple[int, bool]], frozenset[str]]:
+            renewed, flags = registry.renew_node(tx, self.session, s.lease_ms * 1000), settling.flags(tx, self.session)
+            gone = {task: fence for task, fence in fences.items() if flags.get(task, (-1, False))[0] != fence}
+            return renewed, flags, settling.committed(tx, gone) if gone else frozenset()
+
+        renewed, flags, committed = self._db.run(work)
         if not renewed:
             self._lost()
             return
@@ -211,7 +216,7 @@ class TaskHost:
         for task, held in list(self._held.items()):
             fence, cancel = flags.get(task, (-1, False))
             if fence != held.row.fence:
-                if task not in reported:
+                if task not in reported and task not in committed:  # its own transaction settled it: its report is on its way
                     self._fence(task)  # somebody else's by now, or settled otherwise
             elif cancel and not held.told:
                 held.told = True
@@ -359,7 +364,9 @@ class TaskHost:
             held = self._held.get(task)
             if held is None or held.row.fence != fence:
                 token = self._late.pop((task, fence), None)
-                if token is not None:  # fenced meanwhile: what it says is evidence, or its end after all if nobody has taken it back yet
+                if token is not None and not isinstance(
+                    outcome, Committed
+                ):  # fenced meanwhile: what it says is evidence, or its end after all if nobody has taken it back yet
                     self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
                 continue
             del self._held[task]
@@ -367,6 +374,9 @@ class TaskHost:
                 self._floors.forget()  # the next one for its permit has waited for long
             if held.began:
                 self._typical += (seconds - self._typical) * TYPICAL_PART
+            if isinstance(outcome, Committed):
+                self.answers[Answer.APPLIED] += 1
+                continue
             if held.row.effects is Effects.EXTERNAL or not self._held:
                 self._settle_at = now  # nobody to be written with
             elif not self._unsettled:

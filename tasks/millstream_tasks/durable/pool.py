@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from millstream_schema.durable.outcomes import AnyOutcome
+from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.records import NewTask, TaskRow
 
-Report = Callable[[str, int, AnyOutcome, tuple[NewTask, ...], float], None]
-"""Task, fence, how it ended, what it submits, how many seconds it ran."""
+Report = Callable[[str, int, Reported, tuple[NewTask, ...], float], None]
+"""Task, fence, how it ended, what it submits, how many seconds it ran. An attempt whose own transaction settled it is reported as that at once, and again at its end."""
 
 
 class Pool(Protocol):

@@ -16,13 +16,13 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from millstream_schema.durable.outcomes import AnyOutcome, Crashed, Killed, Unstarted
+from millstream_schema.durable.outcomes import AnyOutcome, Committed, Crashed, Killed, Unstarted
 from millstream_schema.durable.records import Policy, TaskRow
 from millstream_schema.durable.states import Cause
 from millstream_schema.ports import Clock
 
 from ..shell.wire import pack, receive
-from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Run, TaskBoot, Until, decode_from_child, encode
+from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Run, Settled, TaskBoot, Until, decode_from_child, encode
 from .pool import Report
 
 log = structlog.get_logger(__name__)
@@ -214,6 +214,11 @@ class ProcessPool:
                     running.began = child.seen
                     if running.policy.run_ms:
                         self._kill_later(running, (running.policy.run_ms + running.policy.grace_ms) / 1000, Cause.LIMIT)
+            case Settled(task=task, fence=fence, seconds=seconds):
+                running = child.running
+                if running is not None and not running.quiet:
+                    running.quiet = True  # whatever becomes of it, its end is written
+                    self._report(task, fence, Committed(), (), seconds)
             case Ended(task=task, fence=fence, outcome=outcome, submits=submits, seconds=seconds):
                 running, child.running = child.running, None
                 self._pause = FIRST_PAUSE

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 
 from millstream_schema.ports import Clock, Ids
 
+from .databases import HandlerDatabases
+
 
 @dataclass(frozen=True)
 class Surroundings:
-    """``told``: whether the end of this attempt is asked for."""
+    """``told``: whether the end of this attempt is asked for. ``committed``: to be called when its own transaction has settled it. ``wait``: stands still so many seconds."""
 
     ids: Ids
     clock: Clock
     told: Callable[[], bool]
+    databases: HandlerDatabases
+    committed: Callable[[], None]
+    wait: Callable[[float], object]

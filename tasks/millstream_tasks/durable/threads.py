@@ -9,10 +9,11 @@ import queue
 import threading
 from functools import partial
 
-from millstream_schema.durable.outcomes import AnyOutcome, Unstarted
+from millstream_schema.durable.outcomes import Committed, Reported, Unstarted
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.ports import Clock, Ids
 
+from .databases import HandlerDatabases
 from .execution import execute
 from .handlers import HandlerRegistry
 from .pool import Report
@@ -22,18 +23,20 @@ from .surroundings import Surroundings
 class ThreadPool:
     """``slots`` threads, started with the first attempts."""
 
-    def __init__(self, registry: HandlerRegistry, clock: Clock, ids: Ids, slots: int, report: Report) -> None:
+    def __init__(self, registry: HandlerRegistry, clock: Clock, ids: Ids, slots: int, report: Report, databases: HandlerDatabases) -> None:
         self._registry = registry
         self._clock = clock
         self._deadline = 0.0
         self._ids = ids
         self._slots = slots
         self._report = report
+        self._databases = databases
         self._waiting: queue.SimpleQueue[TaskRow | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._told: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._busy = 0
+        self._pause = threading.Event()  # never set
 
     def free(self) -> int:
         return self._slots - self._busy
@@ -80,9 +83,16 @@ class ThreadPool:
             self._done(task, outcome, submits, self._clock.monotonic() - began)
 
     def _surroundings(self, mine: tuple[str, int]) -> Surroundings:
-        return Surroundings(self._ids, self._clock, partial(self._told.__contains__, mine))
+        return Surroundings(
+            ids=self._ids,
+            clock=self._clock,
+            told=partial(self._told.__contains__, mine),
+            databases=self._databases,
+            committed=partial(self._report, *mine, Committed(), (), 0.0),
+            wait=self._pause.wait,
+        )
 
-    def _done(self, task: TaskRow, outcome: AnyOutcome, submits: tuple[NewTask, ...], seconds: float) -> None:
+    def _done(self, task: TaskRow, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:
         with self._lock:
             self._busy -= 1
         self._report(task.id, task.fence, outcome, submits, seconds)
