@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from tests.contract.store.delivery_rows import frozen, subscribed
 from tests.contract.store.handler_rig import EFFECTS, Rig, Strike, in_background
 from tests.contract.store.stores import Opened
 from tests.contract.store.task_rows import ending, evidence, new, permit, read, session, settle, states, submit, take
@@ -55,6 +56,25 @@ def test_effect_result_and_continuations_commit_together(store: Opened) -> None:
     assert sorted(states(store.db).values()) == [T.READY, T.SUCCEEDED]
     assert store.db.read(lambda tx: settling.committed(tx, {row.id: row.fence})) == {row.id}
     assert store.db.read(lambda tx: settling.committed(tx, {row.id: row.fence + 1})) == frozenset()
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["plain", "with a continuation"])
+def test_whoever_subscribes_hears_of_it(store: Opened, more: bool) -> None:
+    """The end is frozen as an event in the same transaction, or undone with it."""
+
+    def work(ctx: Any) -> None:
+        if more:
+            ctx.submit("next", 1)
+        writes(ctx)
+
+    rig = Rig(store, work)
+    subscribed(store.db)
+    rig.submit()
+    rig.whole(held=Strike(1, "refused"))
+    assert frozen(store.db) == {}
+    rig.db.run(lambda tx: claims.wake_due(tx, 10))
+    rig.whole()
+    assert list(frozen(store.db)) == ["k"]
 
 
 def test_a_success_stays_one_whatever_the_handler_does_afterwards(store: Opened) -> None:

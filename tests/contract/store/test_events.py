@@ -241,7 +241,7 @@ def test_a_transaction_that_lasts_longer_than_is_waited_for_ends_nothing(store: 
         tries.append(1)
         settling.settle(tx, [ending(rows[0])])
         if len(tries) == 1:
-            db._clock = Later(db._clock.monotonic() + 3.2)  # type: ignore[assignment]
+            db.clock = Later(db.clock.monotonic() + 3.2)  # type: ignore[assignment]
 
     db.run(work)
     assert len(tries) == 2 and every(store.db)["slow"].state is TaskState.SUCCEEDED

@@ -20,6 +20,7 @@ from millstream_schema.durable.requests import HandlerSpec, Options, decode_argu
 from millstream_schema.errors import TaskInvalid, UnknownHandler
 from millstream_schema.ports import Clock, SystemClock
 from millstream_tasks.durable.context import TaskContext
+from millstream_tasks.durable.databases import HandlerDatabases
 from millstream_tasks.durable.execution import execute
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
 from millstream_tasks.durable.surroundings import Surroundings
@@ -32,7 +33,13 @@ def ids() -> SimIds:
 
 
 def around(told: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Surroundings:
-    return Surroundings(ids(), clock or SystemClock(), told)
+    return Surroundings(
+        ids=ids(), clock=clock or SystemClock(), told=told, databases=no_databases(), committed=lambda: None, wait=lambda _: None
+    )
+
+
+def no_databases() -> HandlerDatabases:
+    return HandlerDatabases("sqlite://", "millstream_", 1000, SystemClock())
 
 
 def registry(function: Callable[..., Any] | None = None, **others: Callable[..., Any]) -> HandlerRegistry:
@@ -387,7 +394,7 @@ def test_a_thread_pool_reports_every_end_and_keeps_its_slots() -> None:
         raise errors[ctx.task_id]
 
     clock, reports = SystemClock(), Reports(2)
-    pool = ThreadPool(registry(work), clock, ids(), 2, reports)
+    pool = ThreadPool(registry(work), clock, ids(), 2, reports, no_databases())
     pool.lease(clock.monotonic() + 60)
     for name in errors:
         assert reports.free.acquire(timeout=20), reports.kinds
@@ -403,7 +410,7 @@ def test_a_thread_begins_nothing_past_the_lease() -> None:
     """It is given back as never begun."""
     called: list[int] = []
     clock, reports = SystemClock(), Reports(1)
-    pool = ThreadPool(registry(lambda: called.append(1)), clock, ids(), 1, reports)
+    pool = ThreadPool(registry(lambda: called.append(1)), clock, ids(), 1, reports, no_databases())
     pool.lease(clock.monotonic() - 1)
     pool.start(attempt(id="t"))
     reports.wait(1)
@@ -423,7 +430,7 @@ def test_a_thread_is_told_when_its_end_is_asked_for() -> None:
         seen.append(ctx.cancelled)
 
     clock, reports = SystemClock(), Reports(1)
-    pool = ThreadPool(registry(work), clock, ids(), 1, reports)
+    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases())
     pool.lease(clock.monotonic() + 60)
     pool.start(attempt(id="meant", fence=2))
     assert begun.wait(20)
