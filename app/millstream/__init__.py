@@ -77,6 +77,8 @@ if TYPE_CHECKING:
         TaskInvalid,
         TaskNotFound,
         TokenRefused,
+        TransactionRefused,
+        TransactionTooLong,
         UnknownFactory,
         UnknownFormat,
         UnknownHandler,
@@ -145,9 +147,8 @@ _HOMES = {
         "OperatorError RecordError RestoreRefused RetryTransaction ReviewConflict ScheduleInvalid ScheduleNotFound "
         "SchemaMismatch SinkError SnapshotMissing "
         "SnapshotUnreadable SourceError SourceUnavailable StorageError StorageUnavailable StoreError StoreUnavailable "
-        "SubscriptionConflict SubscriptionNotFound TaskConflict TaskFailed TaskInvalid TaskNotFound TokenRefused UnknownFactory "
-        "UnknownFormat UnknownHandler "
-        "UnknownQueue"
+        "SubscriptionConflict SubscriptionNotFound TaskConflict TaskFailed TaskInvalid TaskNotFound TokenRefused "
+        "TransactionRefused TransactionTooLong UnknownFactory UnknownFormat UnknownHandler UnknownQueue"
     ),
     "millstream_schema.model": "EdgeConfig EdgeMode Guarantee Override Partitioning",
     "millstream_schema.settings": "RestartPolicy StreamSettings",
@@ -282,6 +283,8 @@ __all__ = [
     "TaskWorker",
     "Tasks",
     "TokenRefused",
+    "TransactionRefused",
+    "TransactionTooLong",
     "Truncatable",
     "UnknownFactory",
     "UnknownFormat",
