@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ("wordcount", "windows", "epochs")
-PROCESSES = ("exchange", "latency", "recovery", "soak", "tasks", "claims")
+PROCESSES = ("exchange", "latency", "recovery", "soak", "tasks", "claims", "statements")
 
 
 @pytest.mark.parametrize("case", [*EMBEDDED, *PROCESSES])
