@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from .inbox import Inbox
     from .installation import Installation
     from .joining import TaskReceipt, enlist
+    from .outbox import Outbox, OutboxReceipt, OutboxRelay
     from .pipelines import Pipelines
     from .results import TaskResult
     from .schedules import Schedules
@@ -127,6 +128,7 @@ _HOMES = {
     "millstream.inbox": "Inbox",
     "millstream.installation": "Installation",
     "millstream.joining": "TaskReceipt enlist",
+    "millstream.outbox": "Outbox OutboxReceipt OutboxRelay",
     "millstream.pipelines": "Pipelines",
     "millstream.results": "TaskResult",
     "millstream.schedules": "Schedules",
@@ -226,6 +228,9 @@ __all__ = [
     "OperatorError",
     "OperatorListState",
     "Options",
+    "Outbox",
+    "OutboxReceipt",
+    "OutboxRelay",
     "Override",
     "Partitioning",
     "Pipelines",

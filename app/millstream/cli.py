@@ -23,6 +23,7 @@ from millstream_schema.store.tables import SCHEMA_VERSION
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
+from .cli_outbox import outbox_app
 from .cli_schedules import schedules_app
 from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_tasks import reviews_app, tasks_app
@@ -39,6 +40,7 @@ main = typer.Typer(
 main.add_typer(jobs_app, name="jobs")
 main.add_typer(tasks_app, name="tasks")
 main.add_typer(reviews_app, name="reviews")
+main.add_typer(outbox_app, name="outbox")
 main.add_typer(subscriptions_app, name="subscriptions")
 main.add_typer(deliveries_app, name="deliveries")
 main.add_typer(schedules_app, name="schedules")

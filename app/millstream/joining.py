@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from millstream_schema.durable.records import Receipt
 from millstream_schema.ports import Clock
-from millstream_schema.store.callers import Caller, caller_of, joined
+from millstream_schema.store.callers import Caller, Home, caller_of, installation_home, joined
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import installation_id
 
@@ -82,8 +82,7 @@ class JoinedTransaction:
         self._wake = wake
 
     def run(self, work: Callable[[Transaction], T]) -> T:
-        db, uid = self._joining.database, self._joining.uid
-        with joined(self._caller, db.tables, db.dialect, uid, db.lock_timeout_ms, self._joining.clock) as tx:
+        with joined(self._caller, self._joining.home, self._joining.database.lock_timeout_ms, self._joining.clock) as tx:
             return work(tx)
 
     def told(self, queues: Sequence[str]) -> None:
@@ -100,14 +99,14 @@ class Joining:
         self.clock = clock
         self._wake = wake
         self._sessions = sessions
-        self._uid = ""
+        self._home: Home | None = None
 
     @property
-    def uid(self) -> str:
-        """What tells this installation from every other; it never changes."""
-        if not self._uid:
-            self._uid = self.database.read(installation_id)
-        return self._uid
+    def home(self) -> Home:
+        """The installation's own database; what tells it from every other never changes."""
+        if self._home is None:
+            self._home = installation_home(self.database.tables, self.database.dialect, self.database.read(installation_id))
+        return self._home
 
     def transaction(self, session: Any, run: Callable[[Callable[[Transaction], Any]], Any]) -> OwnTransaction | JoinedTransaction:
         """The one that is named, enlisted, or open; else one of ours, by ``run``."""

@@ -39,7 +39,7 @@ from .catalogue import Catalogue, require_options_apart
 from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
-from .joining import Joining, TaskReceipt, hinting
+from .joining import Joining, TaskReceipt, hinting, woken
 from .results import Rhythm, TaskResult
 from .task_search import Page, TaskSearch
 
@@ -245,6 +245,19 @@ class Tasks:
             answers[at] = conflict or hinting(receipt, news[at].queue, self._wake)
         transaction.told(sorted({n.queue for n in news.values()}))
         return [answers[at] for at in range(len(requests))]
+
+    def forward(self, new: NewTask) -> Receipt:
+        """Accept a request that was made complete elsewhere, as it is: what a relay of an :class:`millstream.Outbox` does. Raises TaskConflict, StoreUnavailable."""
+        receipt = self._run(lambda tx: tasks.submit(tx, new))
+        if receipt.conflict:
+            raise TaskConflict(_conflict(new, receipt))
+        woken(self._wake, [new.queue])
+        return receipt
+
+    @property
+    def installation_id(self) -> str:
+        """What tells this installation from every other: the ``target`` of an :class:`millstream.Outbox`."""
+        return self._joining.home.uid
 
     def _form(self, handler: str | Handler, options: Options | None) -> Form:
         """What the request must look like. Raises UnknownHandler, UnknownQueue."""

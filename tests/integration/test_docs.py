@@ -95,6 +95,7 @@ def test_the_readme_and_the_guides_hold_blocks_that_run() -> None:
         "rescale-and-upgrade",
         "event-time-and-windows",
         "operate",
+        "transactions",
     )
     assert {"README.md", "docs/quickstart.md", *(f"docs/how-to/{g}.md" for g in guides)} <= runnable
     marks = {m for d in DOCUMENTS for m in re.findall(r"<!-- (\w+)", d.read_text())}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session, scoped_session
@@ -28,6 +29,23 @@ _NOW = {
     # Not SYSDATE(6) as in our own sessions: it follows the caller's time zone.
     "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
 }
+
+
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller's session must lead to. ``known_by``: the table that must be there; ``written``: the one that is written; ``uid``: what ``known_by`` must
+    hold (empty: anything), ``dialect``: which kind of database it is (empty: any). ``missing``: the error when it is another place, from why."""
+
+    tables: Tables
+    known_by: sa.Table
+    written: sa.Table
+    missing: Callable[[str], ConfigurationError]
+    uid: str = ""
+    dialect: str = ""
+
+
+def installation_home(tables_: Tables, dialect: str, uid: str) -> Home:
+    """The installation's own database."""
+    return Home(tables=tables_, known_by=tables_.installation, written=tables_.task, missing=_foreign, uid=uid, dialect=dialect)
 
 
 class CallersTransaction(Transaction):
@@ -150,16 +168,17 @@ def caller_of(session: Any) -> Caller:
 
 
 @contextmanager
-def joined(caller: Caller, tables_: Tables, dialect: str, uid: str, wait_ms: int, clock: Clock) -> Iterator[Transaction]:
+def joined(caller: Caller, home: Home, wait_ms: int, clock: Clock) -> Iterator[Transaction]:
     """The caller's transaction for statements of ours, each of which waits for another at most ``wait_ms``.
 
     Raises ForeignSession (before anything was written), RetryTransaction, StoreUnavailable, StoreError.
     """
-    tx = CallersTransaction(caller.connection, tables_, caller.dialect, clock)
+    dialect = caller.dialect
+    if home.dialect not in ("", dialect):
+        raise home.missing(f"it is a {dialect} database, the installation's is {home.dialect}")
+    tx = CallersTransaction(caller.connection, home.tables, dialect, clock)
     try:
-        if caller.dialect != dialect:
-            raise _foreign(f"it is a {caller.dialect} database, the installation's is {dialect}")
-        restore = _LOOKS[dialect](tx, caller.raw, uid, wait_ms)
+        restore = _LOOKS[dialect](tx, caller.raw, home, wait_ms)
         try:
             yield tx
         except sa.exc.DBAPIError:
@@ -197,33 +216,33 @@ def _nothing() -> None:
     """Nothing was changed, nothing is put back."""
 
 
-def _look_postgresql(tx: CallersTransaction, raw: Any, uid: str, wait_ms: int) -> Callable[[], None]:
+def _look_postgresql(tx: CallersTransaction, raw: Any, home: Home, wait_ms: int) -> Callable[[], None]:
     """One statement tells which table our name is here and bounds the wait, unless the caller has. The table's rights and content are read once for a connection."""
     bound = f"CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', '{int(wait_ms)}', true) END AS bound"
-    look = f"SELECT CAST(CAST(to_regclass('{tx.t.installation.name}') AS oid) AS bigint) AS ours, {bound}"
+    look = f"SELECT CAST(CAST(to_regclass('{home.known_by.name}') AS oid) AS bigint) AS ours, {bound}"
     row = tx.row(sa.text(look))
     assert row is not None
     restore = _nothing if row["bound"] is None else lambda: _set_postgresql(tx)
-    fact = (row["ours"], tx.t.prefix, uid)
+    fact = (row["ours"], home.known_by.name, home.uid)
     if not _OURS.has(raw, fact):
         try:
             if row["ours"] is None:
-                raise _foreign(f"there is no table {tx.t.installation.name}")
-            if not _allowed(tx):
+                raise home.missing(f"there is no table {home.known_by.name}")
+            if not _allowed(tx, home):
                 raise ConfigurationError(
-                    f"the session's user may not read {tx.t.installation.name} or write {tx.t.task.name}: grant SELECT, INSERT, UPDATE"
+                    f"the session's user may not read {home.known_by.name} or write {home.written.name}: grant SELECT, INSERT, UPDATE"
                 )
-            _compare(tx, uid)
-        except (ForeignSession, ConfigurationError):
+            _compare(tx, home)
+        except ConfigurationError:
             _put_back(restore)
             raise
         _OURS.keep(raw, fact)
     return restore
 
 
-def _allowed(tx: CallersTransaction) -> bool:
+def _allowed(tx: CallersTransaction, home: Home) -> bool:
     """Whether what follows will not be refused, which would abort the transaction."""
-    wanted = ((tx.t.installation, "SELECT"), (tx.t.task, "SELECT"), (tx.t.task, "INSERT"), (tx.t.task, "UPDATE"))
+    wanted = ((home.known_by, "SELECT"), (home.written, "SELECT"), (home.written, "INSERT"), (home.written, "UPDATE"))
     rights = " AND ".join(f"COALESCE(has_table_privilege(to_regclass('{t.name}'), '{right}'), false)" for t, right in wanted)
     row = tx.row(sa.text(f"SELECT {rights} AS allowed"))
     return row is not None and bool(row["allowed"])
@@ -233,16 +252,16 @@ def _set_postgresql(tx: CallersTransaction) -> None:
     tx.execute(sa.text("SELECT set_config('lock_timeout', '0', true)"))
 
 
-def _look_mysql(tx: CallersTransaction, raw: Any, uid: str, wait_ms: int) -> Callable[[], None]:
+def _look_mysql(tx: CallersTransaction, raw: Any, home: Home, wait_ms: int) -> Callable[[], None]:
     row = tx.row(sa.text("SELECT DATABASE() AS at, @@innodb_lock_wait_timeout AS wait"))
     assert row is not None
-    fact = (row["at"], tx.t.prefix, uid)
+    fact = (row["at"], home.known_by.name, home.uid)
     if not _OURS.has(raw, fact):
         there = "SELECT COUNT(*) AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name"
-        found = tx.row(sa.text(there), name=tx.t.installation.name)
+        found = tx.row(sa.text(there), name=home.known_by.name)
         if found is None or not found["n"]:
-            raise _foreign(f"there is no table {tx.t.installation.name}")
-        _compare(tx, uid)
+            raise home.missing(f"there is no table {home.known_by.name}")
+        _compare(tx, home)
         _OURS.keep(raw, fact)
     seconds, theirs = max(1, wait_ms // 1000), int(row["wait"])
     if theirs <= seconds:
@@ -255,7 +274,7 @@ def _set_mysql(tx: CallersTransaction, seconds: int) -> None:
     tx.execute(sa.text(f"SET SESSION innodb_lock_wait_timeout = {seconds}"))
 
 
-def _look_sqlite(tx: CallersTransaction, raw: Any, uid: str, wait_ms: int) -> Callable[[], None]:
+def _look_sqlite(tx: CallersTransaction, raw: Any, home: Home, wait_ms: int) -> Callable[[], None]:
     """Begins with a write that changes nothing: a transaction that has read may not wait for another's write, it would be refused at once."""
     waits = tx.rows(sa.text("PRAGMA busy_timeout"))
     theirs = int(next(iter(waits[0].values()))) if waits else 0
@@ -263,14 +282,14 @@ def _look_sqlite(tx: CallersTransaction, raw: Any, uid: str, wait_ms: int) -> Ca
     if theirs > wait_ms:
         _set_sqlite(tx, wait_ms)
     try:
-        tx.execute(sa.text(f"UPDATE {tx.t.installation.name} SET uid = uid WHERE id = -1"))
-        _compare(tx, uid)
+        tx.execute(sa.text(f"UPDATE {home.known_by.name} SET id = id WHERE id = '-1'"))
+        _compare(tx, home)
     except sa.exc.DBAPIError as exc:
         _put_back(restore)
         if "no such table" in str(exc.orig):
-            raise _foreign(f"there is no table {tx.t.installation.name}") from None
+            raise home.missing(f"there is no table {home.known_by.name}") from None
         raise
-    except ForeignSession:
+    except ConfigurationError:
         _put_back(restore)
         raise
     return restore
@@ -280,10 +299,11 @@ def _set_sqlite(tx: CallersTransaction, wait_ms: int) -> None:
     tx.rows(sa.text(f"PRAGMA busy_timeout = {int(wait_ms)}"))
 
 
-def _compare(tx: CallersTransaction, uid: str) -> None:
-    row = tx.row(sa.select(tx.t.installation.c.uid))
-    if row is None or row["uid"] != uid:
-        raise _foreign("it is another installation's of the same name")
+def _compare(tx: CallersTransaction, home: Home) -> None:
+    if home.uid:
+        row = tx.row(sa.select(home.known_by.c.uid))
+        if row is None or row["uid"] != home.uid:
+            raise home.missing("it is another installation's of the same name")
 
 
 _LOOKS = {"postgresql": _look_postgresql, "mysql": _look_mysql, "sqlite": _look_sqlite}

@@ -14,7 +14,7 @@ from tests.contract.store.stores import Opened
 
 from millstream_schema.errors import RetryTransaction
 from millstream_schema.ports import Clock, SystemClock
-from millstream_schema.store.callers import caller_of, joined
+from millstream_schema.store.callers import caller_of, installation_home, joined
 from millstream_schema.store.database import Transaction
 from millstream_schema.store.migrate import installation_id
 
@@ -103,7 +103,7 @@ class User:
         """Statements of ours in the user's transaction."""
         db = self.store.db
         own = uid or db.read(installation_id)
-        with joined(caller_of(self.session), db.tables, db.dialect, own, wait_ms, clock or SystemClock()) as tx:
+        with joined(caller_of(self.session), installation_home(db.tables, db.dialect, own), wait_ms, clock or SystemClock()) as tx:
             return work(tx)
 
     def whole(self, work: Callable[[], T], tries: list[int]) -> T:
