@@ -115,7 +115,7 @@ if TYPE_CHECKING:
     from .schedules import Schedules
     from .subscriptions import Delivery, Subscriptions
     from .task_worker import TaskWorker
-    from .tasks import Tasks
+    from .tasks import Item, Refusal, Tasks
     from .worker import Millstream
 
 __version__ = importlib.metadata.version("millstream")
@@ -134,7 +134,7 @@ _HOMES = {
     "millstream.schedules": "Schedules",
     "millstream.subscriptions": "Delivery Subscriptions",
     "millstream.task_worker": "TaskWorker",
-    "millstream.tasks": "Tasks",
+    "millstream.tasks": "Item Refusal Tasks",
     "millstream.worker": "Millstream",
     "millstream_schema.connectors": (
         "CheckpointParticipant CommitAnswer CommitResult Committable CommittingWriter ConnectorContext Handle PoisonPolicy Read "
@@ -211,6 +211,7 @@ __all__ = [
     "Handlers",
     "Inbox",
     "Installation",
+    "Item",
     "JobBuilder",
     "JobConflict",
     "JobFailed",
@@ -242,6 +243,7 @@ __all__ = [
     "RecordError",
     "RedisStreamSource",
     "ReducingState",
+    "Refusal",
     "RestartPolicy",
     "RestoreRefused",
     "Retry",

@@ -1,0 +1,61 @@
+"""Durable tasks in production's form while things break: the short version of ``make chaos``, and the scenarios that a cluster of our own is needed for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.acceptance.traffic import fresh_database
+from tests.chaos.task_faults import FAULTS, Load, TaskCluster, survive, task_cluster
+from tests.support.celery_cluster import eventually
+from tests.support.instances import PostgresInstance, RabbitMQInstance, RedisInstance
+
+pytestmark = [pytest.mark.processes, pytest.mark.postgres]
+SHORT = ["kill-worker", "kill-handlers", "flush-broker", "stop-worker", "database-away", "kill-task-process", "restart-broker"]
+
+
+@pytest.fixture
+def redis_tasks(tmp_path: Path, own_postgres: PostgresInstance, own_redis: RedisInstance) -> Iterator[TaskCluster]:
+    with task_cluster(tmp_path, own_redis, fresh_database(own_postgres)) as cluster:
+        yield cluster
+
+
+@pytest.mark.redis
+def test_celery_t09_every_task_has_its_effect_once_while_things_break(
+    redis_tasks: TaskCluster, own_postgres: PostgresInstance, own_redis: RedisInstance
+) -> None:
+    """5,000 tasks that each write one row through ctx.transaction(): exactly that many rows; external ones in doubt are all in review; an outage of the database charges nobody."""
+    assert set(SHORT) <= set(FAULTS)
+    load = Load(redis_tasks, 5_000)
+    try:
+        load.start()
+        survive(redis_tasks, {"broker": own_redis, "database": own_postgres}, load, SHORT, random.Random(1))
+        found = load.check(load.finished(timeout=90))
+        assert found["rows"] == 5_000 - found["external"]
+    finally:
+        load.close()
+
+
+@pytest.mark.rabbitmq
+def test_celery_t07_a_broker_that_is_away_holds_up_no_task_for_longer_than_a_lease(
+    tmp_path: Path, own_postgres: PostgresInstance, own_rabbitmq: RabbitMQInstance
+) -> None:
+    """The broker is cut while hundreds of tasks are held ahead of the pool: all of them, and those submitted meanwhile, end before it is back."""
+    with task_cluster(tmp_path, own_rabbitmq, fresh_database(own_postgres), workers=1) as cluster:
+        load = Load(cluster, 400)
+        try:
+            own_rabbitmq.kill()
+            load.start()
+            states = load.finished(timeout=40)
+            assert states["SUCCEEDED"] == 400
+            own_rabbitmq.start()
+            load.check(states)
+            eventually(
+                "the worker is back at its broker", lambda: "task process started" in cluster.programs["w0"].log.read_text(errors="replace")
+            )
+        finally:
+            if not own_rabbitmq.running:
+                own_rabbitmq.start()
+            load.close()
