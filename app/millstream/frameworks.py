@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from millstream_schema.durable.records import Receipt
 from millstream_schema.durable.requests import Options
 from millstream_tasks.durable.handlers import Handler
 
 from .handlers import Handlers
 from .installation import VARIABLES, Installation
 from .joining import TaskReceipt
+from .results import TaskResult
 from .tasks import Tasks
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ class FrameworkTasks:
     ) -> TaskReceipt:
         """What ``.delay()`` and ``.apply_async()`` call."""
         return self.client.submit_with(handler, args, kwargs, key=key, options=options)
+
+    def result(self, task: str | Receipt) -> TaskResult:
+        """What they give."""
+        return self.client.result(task)
 
     def close(self) -> None:
         """Give the connections back."""

@@ -22,6 +22,7 @@ from millstream_tasks.durable.handlers import Errors, Handler, HandlerRegistry
 
 from .celery_options import translated
 from .declarations import Declared, classes
+from .results import TaskResult
 from .schedule_terms import Terms, When, declaration
 
 
@@ -38,6 +39,8 @@ class Submitter(Protocol):
         options: Options | None = None,
     ) -> Receipt: ...
 
+    def result(self, task: str | Receipt) -> TaskResult: ...
+
 
 class DurableHandler(Handler):
     """A registered function with Celery's calling conventions. Calling it calls the function."""
@@ -46,17 +49,18 @@ class DurableHandler(Handler):
         super().__init__(function, given.spec(name), retry_on=classes(given.retry_on), no_retry_on=classes(given.no_retry_on))
         self._home = home
 
-    def delay(self, *args: Any, **kwargs: Any) -> Receipt:
+    def delay(self, *args: Any, **kwargs: Any) -> TaskResult:
         """Submit by the client the handlers are bound to. Raises TaskInvalid, StoreUnavailable, ConfigurationError (no client is bound)."""
-        return self._home.client.submit_with(self, args, kwargs)
+        client = self._home.client
+        return client.result(client.submit_with(self, args, kwargs))
 
-    def apply_async(self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any) -> Receipt:
+    def apply_async(self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any) -> TaskResult:
         """Likewise, with Celery's options: ``countdown``, ``eta``, ``expires``, ``task_id`` (the key), ``queue``, ``priority``, and ``key``, ``business_key``, ``deadline``.
 
         Raises TaskInvalid naming each option that cannot be honoured (``link``, ``link_error``, ``chord`` …) and what to use instead; TaskConflict.
         """
-        found = translated(options)
-        return self._home.client.submit_with(self, tuple(args or ()), kwargs, key=found.key, options=found.options)
+        found, client = translated(options), self._home.client
+        return client.result(client.submit_with(self, tuple(args or ()), kwargs, key=found.key, options=found.options))
 
 
 class Handlers:

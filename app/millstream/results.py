@@ -11,7 +11,7 @@ import datetime as dt
 import threading
 from typing import Any, Protocol
 
-from millstream_schema.durable.records import TaskRow
+from millstream_schema.durable.records import Receipt, TaskRow
 from millstream_schema.durable.requests import decode_arguments, decode_result
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import ConfigurationError, StoreUnavailable, TaskFailed, TaskNotFound
@@ -115,7 +115,9 @@ class Rhythm:
 class TaskResult:
     """One task's result. Everything but :attr:`id` asks the database and raises TaskNotFound when there is no such task in the namespace, StoreUnavailable."""
 
-    def __init__(self, tasks: Looks, task: str, rhythm: Rhythm, timeout: float) -> None:
+    def __init__(self, tasks: Looks, task: str, rhythm: Rhythm, timeout: float, receipt: Receipt | None = None) -> None:
+        self.receipt = receipt
+        """What the submission was answered with, if this is its result."""
         self._tasks = tasks
         self._rhythm = rhythm
         self._timeout = timeout

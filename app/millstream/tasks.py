@@ -295,8 +295,8 @@ class Tasks:
 
     def result(self, task: str | Receipt) -> TaskResult:
         """The result of a task, by the names Celery's AsyncResult has. An id nobody knows is told when it is asked: TaskNotFound, never pending."""
-        wanted = task.task if isinstance(task, Receipt) else task
-        return TaskResult(self, wanted, self._rhythm, self._result_timeout)
+        receipt = task if isinstance(task, Receipt) else None
+        return TaskResult(self, task.task if isinstance(task, Receipt) else task, self._rhythm, self._result_timeout, receipt)
 
     def wait(self, task: str | Receipt, timeout: float | None = None, *, follow: bool = False) -> Any:
         """Wait until it ended; its result, as :meth:`TaskResult.get`. Raises TaskFailed (also for one in review), TimeoutError, TaskNotFound."""

@@ -78,7 +78,7 @@ def test_a_celery_project(tmp_path: Path, redis_url: str) -> None:
     for line in setup:
         shop.line(line)
     with shop.running(worker):
-        assert shop.line(first).split() == ["READY"]
+        assert shop.line(first).splitlines() == ["invoice 7 is sent"]
         shop.line(call)
         shop.eventually(listed, "both tasks succeeded", 2)
 

@@ -150,8 +150,9 @@ def test_every_way_of_celery_reaches_a_durable_task(project: Project, monkeypatc
         optioned = module.add.apply_async((8,), {"b": 2}, countdown=0.01, task_id="optioned", expires=60, priority=3, retry=True)
         until(lambda: project.succeeded("sent"), "the sent task succeeded\n" + project.text())
         until(lambda: project.succeeded(called.stdout.strip().splitlines()[-1]), f"the called task succeeded: {called}")
-        assert module.tasks.wait(direct.task, 30) == 8
-        assert module.tasks.wait(optioned.task, 30) == 10
+        assert direct.get(timeout=30) == 8
+        assert optioned.get(timeout=30) == 10
+        assert not optioned.receipt.replayed
         until(
             lambda: any(r.state is TaskState.SUCCEEDED and r.result and module.tasks.wait(r.id, 1) == 7 for r in project.rows()),
             "the chain's end",

@@ -15,8 +15,8 @@ from .tasks import confirm
 def order(request: HttpRequest, number: int) -> HttpResponse:
     with transaction.atomic():
         Order.objects.create(number=number)
-        receipt = confirm.delay(number)
-    return HttpResponse(f"{receipt.task}\n")
+        result = confirm.delay(number)
+    return HttpResponse(f"{result.id}\n")
 
 
 urlpatterns = [path("orders/<int:number>/", order)]
