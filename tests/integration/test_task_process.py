@@ -108,12 +108,12 @@ class Rig:
         self.path = path
         (path / "proj_tasks.py").write_text(HANDLERS)
         self.installation = Installation.local(path, lease_ms=1_500, poll_ms=50, **({"database": database} if database else {}))
-        database = Database(self.installation.database, SystemClock(), prefix=self.installation.table_prefix)
-        create_schema(database)
-        with database.engine.begin() as connection:
+        opened = Database(self.installation.database, SystemClock(), prefix=self.installation.table_prefix)
+        create_schema(opened)
+        with opened.engine.begin() as connection:
             connection.exec_driver_sql("DROP TABLE IF EXISTS moved")
             connection.exec_driver_sql("CREATE TABLE moved (word VARCHAR(40), fence INTEGER)")
-        database.close()
+        opened.close()
         self.notes = path / "notes"
         self.environment = {
             **os.environ,

@@ -124,7 +124,7 @@ def test_of_workers_of_two_versions_the_newest_decides(store: Opened, installati
 
 def test_sessions_that_begin_together_tell_the_same_once(store: Opened) -> None:
     """And an entry that is fresh is not written again; an old one is."""
-    together(*[lambda n=n: serve(store, program(), f"s{n}") for n in range(4)])  # type: ignore[misc]
+    together(*[lambda n=n: serve(store, program(), f"s{n}") for n in range(4)])
     (entry,) = entries(store)
     assert msgspec.structs.replace(entry, since_us=0, seen_us=0) == program().registry.entries()[0]
     serve(store, program(), "s5")

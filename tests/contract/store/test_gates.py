@@ -221,7 +221,8 @@ def test_no_more_start_than_the_bucket_holds_and_the_rest_comes_with_its_tokens(
     claimed = store.db.run(lambda tx: asked(tx, "s"))
     assert claimed is not None and claimed.tasks == []
     assert claimed.next_us is not None and 0 < claimed.next_us - claimed.now_us <= 100_000
-    at, order = claimed.next_us, []
+    order: list[Any] = []
+    at = claimed.next_us
     while len(order) < 4:
         now = store.db.read(lambda tx: tx.now_us())
         threading.Event().wait(max(0.0, (at - now) / 1e6) + 0.001)
@@ -312,7 +313,7 @@ def test_celery_t40_a_rate_holds_across_eight_workers(store: Opened, kind: GateK
                 threading.Event().wait(0.005)
         return found
 
-    parts = together(*[lambda i=i: work(i) for i in range(8)])  # type: ignore[misc]
+    parts = together(*[lambda i=i: work(i) for i in range(8)])
     assert all(isinstance(p, list) for p in parts), parts
     starts = sorted(r.claimed_us for p in parts if isinstance(p, list) for r in p)
     assert within(starts, number, per, burst) == []

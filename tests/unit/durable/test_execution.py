@@ -54,16 +54,16 @@ def attempt(*args: Any, **changes: Any) -> TaskRow:
     return task_row(args=encode_arguments(args, {}), **changes)
 
 
-def ended(function: Callable[..., Any], *args: Any, **changes: Any) -> o.AnyOutcome:
+def ended(function: Callable[..., Any], *args: Any, **changes: Any) -> o.Reported:
     outcome, submits = execute(attempt(*args, **changes), registry(function), around())
     assert submits == ()
     writable(outcome)
     return outcome
 
 
-def writable(outcome: o.AnyOutcome) -> None:
+def writable(outcome: o.Reported) -> None:
     """It crosses a pipe and fits a text column of every database."""
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome), type=o.AnyOutcome) == outcome
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome), type=o.Reported) == outcome
     for value in msgspec.structs.asdict(outcome).values():
         if isinstance(value, str):
             assert "\x00" not in value and value.encode().decode() == value and len(value) <= 300_000
@@ -79,7 +79,7 @@ def raising(error: BaseException) -> Callable[[], None]:
 # -- verbs
 
 
-VERBS: list[tuple[BaseException, o.AnyOutcome]] = [
+VERBS: list[tuple[BaseException, o.Reported]] = [
     (Retry("later", after=1.5), o.RetryAsked(1_500_000, "later")),
     (Retry(), o.RetryAsked(None, "")),
     (Retry(after=0), o.RetryAsked(0, "")),
@@ -91,7 +91,7 @@ VERBS: list[tuple[BaseException, o.AnyOutcome]] = [
 
 
 @pytest.mark.parametrize(("error", "outcome"), VERBS, ids=lambda v: type(v).__name__)
-def test_each_verb_is_its_outcome(error: BaseException, outcome: o.AnyOutcome) -> None:
+def test_each_verb_is_its_outcome(error: BaseException, outcome: o.Reported) -> None:
     """With what was said."""
     assert ended(raising(error)) == outcome
 
@@ -248,7 +248,7 @@ class Fatal(ValueError):
 def test_which_errors_are_tried_again(declared: dict[str, Any], error: BaseException, retryable: bool) -> None:
     """By their class, subclasses with it; the verbs are not concerned."""
 
-    def of(raised: BaseException) -> o.AnyOutcome:
+    def of(raised: BaseException) -> o.Reported:
         found = HandlerRegistry()
         found.add(Handler(raising(raised), HandlerSpec(name="work"), **declared))
         return execute(attempt(), found, around())[0]
@@ -258,7 +258,7 @@ def test_which_errors_are_tried_again(declared: dict[str, Any], error: BaseExcep
     assert isinstance(of(Retry()), o.RetryAsked)
 
 
-def limited(run_ms: int, work: Callable[..., Any], told: bool = False) -> tuple[o.AnyOutcome, World]:
+def limited(run_ms: int, work: Callable[..., Any], told: bool = False) -> tuple[o.Reported, World]:
     world = World(0, Faults())
     found = registry(work)
     policy = msgspec.json.encode(Policy(run_ms=run_ms)).decode()
@@ -375,7 +375,7 @@ class Reports:
         self.kinds: dict[str, str] = {}
         self.came = threading.Condition()
 
-    def __call__(self, task: str, _fence: int, outcome: o.AnyOutcome, _submits: tuple[NewTask, ...], _seconds: float) -> None:
+    def __call__(self, task: str, _fence: int, outcome: o.Reported, _submits: tuple[NewTask, ...], _seconds: float) -> None:
         with self.came:
             self.kinds[task] = type(outcome).__name__
             self.came.notify_all()

@@ -22,7 +22,7 @@ from millstream_schema.durable.records import NewTask
 from millstream_schema.durable.requests import OPTION_NAMES, HandlerSpec, Options
 from millstream_schema.durable.states import Effects
 from millstream_schema.errors import ConfigurationError, TaskInvalid
-from millstream_tasks.durable.execution import TaskContext
+from millstream_tasks.durable.context import TaskContext
 from millstream_tasks.durable.handlers import Form, Handler, form_of
 from millstream_tasks.durable.shapes import OPAQUE
 
