@@ -18,6 +18,7 @@ from millstream_schema.store import jobs
 from millstream_schema.store.database import Database, Transaction
 
 from .schedule_metrics import ScheduleMetrics
+from .task_metrics import TaskMetrics
 
 JOB_GAUGES = {
     "generation": "Generation of the job",
@@ -56,6 +57,9 @@ NODE_COUNTERS = {
     "set_aside": "Jobs this process's coordinator set aside for a while, as handling them failed",
     "defects": "Of these, by an error that nobody foresaw: please report it",
     "tasks_set_aside": "Sessions and permits of durable tasks this process's coordinator set aside",
+    "ends_applied": "Ends of attempts this worker session wrote",
+    "ends_duplicate": "Ends that had been written already, as after an answer that was lost",
+    "ends_stale": "Ends of attempts that were not the valid one any more: kept as evidence",
     "schedules_held": "Times this process's coordinator failed on a schedule and held it",
 }
 
@@ -139,4 +143,5 @@ def render(database: Database, namespace: str = "default") -> bytes:
     registry = CollectorRegistry()
     registry.register(StreamMetrics(database, namespace))
     registry.register(ScheduleMetrics(database, namespace))
+    registry.register(TaskMetrics(database, namespace))
     return generate_latest(registry)

@@ -97,8 +97,8 @@ class TaskProcess:
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
             poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
         )  # fmt: skip
-        self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings)
-        coordinator = Coordinator(
+        self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings, self._counts)
+        self._coordinating = coordinator = Coordinator(
             self._database, NoHints(), clock, chance,
             lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
             f"{ids.new('coordinator')}-{os.getpid()}",
@@ -143,6 +143,11 @@ class TaskProcess:
         """There may be work. Thread-safe."""
         self._host.wake()
         self._wake.set()
+
+    def _counts(self) -> dict[str, int]:
+        """What this process counts beside its host."""
+        dropped = {} if self._messages is None else {"hints_dropped": self._messages.dropped}
+        return {**dropped, **self._coordinating.counts()}
 
     def _submitted(self, queue: str) -> None:
         """A message, or a schedule's fire, became a task: this worker looks at once, if it is one of its queues; others are told."""

@@ -75,9 +75,9 @@ class TaskWorker:
             margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, slots=self._slots, prefetch=self._slots * 50,
             told=self._handlers.registry.entries(),
         )  # fmt: skip
-        self._host = TaskHost(self.database, self._pool, clock, ids, chance, settings)
+        self._host = TaskHost(self.database, self._pool, clock, ids, chance, settings, lambda: self._coordinating.counts())
         sweep = task_sweeps(self.database, clock, chance, ids, inst.lease_ms)
-        coordinator = Coordinator(
+        self._coordinating = coordinator = Coordinator(
             self.database, NoHints(), clock, chance,
             lambda url: open_storage(url or inst.checkpoints, inst.idle_in_transaction_ms / 1000),
             ids.new("coordinator"), inst.lease_ms,

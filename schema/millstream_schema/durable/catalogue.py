@@ -62,10 +62,11 @@ def entry(spec: HandlerSpec, parameters: Sequence[Parameter]) -> HandlerEntry:
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What a worker session tells of itself: kept in its row. ``handlers``: name → version."""
+    """What a worker session tells of itself: kept in its row. ``handlers``: name → version; ``counts``: as of its last renewal."""
 
     queues: tuple[str, ...] = ()
     handlers: Mapping[str, str] = {}
+    counts: Mapping[str, int] = {}
 
 
 def current(versions: Sequence[HandlerEntry], live: Iterable[Served]) -> HandlerEntry | None:

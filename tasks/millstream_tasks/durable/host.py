@@ -7,6 +7,7 @@ here: an attempt begun or kept past the lease; an end that is dropped before the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -74,9 +75,19 @@ class _Held(msgspec.Struct):
 
 
 class TaskHost:
-    """One worker session at a time; a new one after each lost lease."""
+    """One worker session at a time; a new one after each lost lease. ``counted``: what else its process counts; shown in the session's row with each renewal, for metrics."""
 
-    def __init__(self, database: Database, pool: Pool, clock: Clock, ids: Ids, chance: Chance, settings: HostSettings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        pool: Pool,
+        clock: Clock,
+        ids: Ids,
+        chance: Chance,
+        settings: HostSettings,
+        counted: Callable[[], dict[str, int]] = dict,
+    ) -> None:
+        self._counted = counted
         self._db = database
         self._pool = pool
         self._clock = clock
@@ -182,11 +193,16 @@ class TaskHost:
             return
         s = self._settings
         session = self._ids.new("session", 10)
-        served = Served(s.queues, dict.fromkeys(s.handlers, "") | {e.name: e.version for e in s.told})
-        self._db.run(lambda tx: catalogue.enter(tx, session, s.name, s.lease_ms * 1000, served, s.told))
+        self._db.run(lambda tx: catalogue.enter(tx, session, s.name, s.lease_ms * 1000, self._served(), s.told))
         self.session = session
         self._valid_from(now)
         self._look_at = 0.0
+
+    def _served(self) -> Served:
+        """What the session's row tells: what is served here, and what was counted, for metrics."""
+        s = self._settings
+        ends = {f"ends_{answer.value}": count for answer, count in self.answers.items() if answer is not Answer.UNKNOWN}
+        return Served(s.queues, dict.fromkeys(s.handlers, "") | {e.name: e.version for e in s.told}, {**ends, **self._counted()})
 
     def _valid_from(self, sent: float) -> None:
         """The lease counts from before the request was sent, and is left a margin before its end."""
@@ -201,9 +217,10 @@ class TaskHost:
         if not self.session:
             return
         fences = {task: h.row.fence for task, h in self._held.items()}
+        told = msgspec.json.encode(self._served()).decode()
 
         def work(tx: Transaction) -> tuple[bool, dict[str, tuple[int, bool]], frozenset[str]]:
-            renewed, flags = registry.renew_node(tx, self.session, s.lease_ms * 1000), settling.flags(tx, self.session)
+            renewed, flags = registry.renew_node(tx, self.session, s.lease_ms * 1000, told), settling.flags(tx, self.session)
             gone = {task: fence for task, fence in fences.items() if flags.get(task, (-1, False))[0] != fence}
             return renewed, flags, settling.committed(tx, gone) if gone else frozenset()
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from tests.contract.store import task_rows
 from tests.contract.store.stores import insert_job
 
 from millstream.metrics import NODE_COUNTERS, StreamMetrics, render
+from millstream.task_metrics import TaskMetrics
 from millstream.testing.outside import SimDatabase
 from millstream.testing.world import Faults, SimClock, World
 from millstream_coordinator.status import epoch_lines
@@ -78,3 +80,20 @@ def test_the_alignment_of_an_epoch_is_that_of_the_slowest_subtask(db: SimDatabas
     assert EpochState.TRIGGERED.value in {e["state"] for e in lines}
     assert samples(db, "millstream_epoch_alignment_seconds") == {(job.name,): 0.5}
     assert samples(db, "millstream_subtask_source_lag_ms") == {(job.name, "in:0"): 1200.0}
+
+
+def test_open_tasks_are_counted_by_queue_and_state_and_how_long_the_first_has_waited(db: SimDatabase) -> None:
+    """Up to a bound, which is told; other namespaces are not seen."""
+    task_rows.submit(
+        db,
+        *(task_rows.new(f"k{n}", queue="q") for n in range(3)),
+        task_rows.new("later", delay_us=HOUR),
+        task_rows.new("other", namespace="else"),
+    )
+    found = {(s.name, *s.labels.values()): s.value for m in TaskMetrics(db).collect() for s in m.samples}
+    assert found[("millstream_tasks", "q", "READY")] == 3
+    assert found[("millstream_tasks", "default", "SCHEDULED")] == 1
+    assert found[("millstream_tasks_waiting_seconds", "q")] >= 0
+    assert found[("millstream_tasks_truncated",)] == 0
+    assert sum(v for k, v in found.items() if k[0] == "millstream_tasks") == 4
+    assert {s.value for m in TaskMetrics(db, limit=2).collect() for s in m.samples if s.name == "millstream_tasks_truncated"} == {1.0}
