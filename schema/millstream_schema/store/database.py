@@ -381,7 +381,7 @@ class Database:
             connection.commit()
         except sa.exc.DBAPIError as exc:
             mapped = self.mapped(exc)
-            if isinstance(mapped, StoreUnavailable):
+            if isinstance(mapped, StoreUnavailable) and not connection.get_execution_options().get("millstream_read_only"):
                 raise CommitUnknown(
                     f"the answer to COMMIT was lost ({mapped}); the same guarded statement is to be executed again"
                 ) from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -72,7 +73,8 @@ def kill_connections(store: Opened) -> None:
         for (one,) in ids:
             tx._connection.exec_driver_sql(f"KILL {int(one)}")
 
-    store.open().run(work)
+    with contextlib.suppress(StoreUnavailable, CommitUnknown):  # two of them may meet
+        store.open().run(work)
 
 
 def test_celery_t35_a_result_is_found_through_connections_that_were_closed(store: Opened, tasks: Tasks) -> None:
