@@ -283,7 +283,8 @@ class TaskSimulation:
     def __init__(self, seed: int, faults: Faults, *, workers: int = 3, slots: int = 3, sweepers: int = 2) -> None:
         self.world = World(seed, faults)
         self.ids = SimIds(self.world)
-        self.database = SimDatabase(self.world, SimClock(self.world))
+        self.database_clock = SimClock(self.world)
+        self.database = SimDatabase(self.world, self.database_clock)
         create_schema(self.database)
         self.ran: list[Ran] = []
         self.caller = Caller(self)
@@ -301,7 +302,7 @@ class TaskSimulation:
 
     def database_time(self) -> int:
         """The database's clock, µs."""
-        return SimClock(self.world).now_us()
+        return self.database_clock.now_us()
 
     def rows(self) -> dict[str, TaskRow]:
         """Every task by its key."""
