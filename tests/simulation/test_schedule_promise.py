@@ -20,7 +20,6 @@ from millstream_schema.durable.schedules import Definition, FireKind, FireRow, F
 SEEDS = 25
 UNTIL = 30.0
 F, S = FireState, ScheduleState
-PROBES: Counter[str] = Counter()
 TOLERANCE = 2 * SECOND
 
 
@@ -69,7 +68,6 @@ def run(seed: int, faults: Faults) -> ScheduleSimulation:
 
     assert sim.run(UNTIL + 120, over), f"seed {seed}: what came is not decided: {sim.schedules()}"
     judge(sim)
-    PROBES.update(w.probes)
     return sim
 
 
@@ -157,7 +155,25 @@ def test_a_database_clock_that_is_set_repeats_no_fire(skew: int) -> None:
     sim.run(30.0, lambda: False)
     found = sim.fires("once")
     assert covered(sim, found, sim.schedules()["once"].last_us) and len(found) > len(before)
-    assert (sum(f.times for f in found if f.state is F.MISSED) > 50) == (skew > 0 or any(f.state is F.MISSED for f in found))
+    missed = sum(f.times for f in found if f.state is F.MISSED)
+    assert 50 < missed < 62 if skew > 0 else 20 < missed < 32
+
+
+REACHED = (
+    "store: commit unknown", "store: crash before commit", "store: crash after commit", "crash: scheduler", "pause: scheduler", "schedules: sweep met an outage",
+    "nap: after a transaction", "nap: before a transaction", "nap: after rows were read",
+)  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_every_interesting_situation_is_reached() -> None:
+    """Runs with strong faults, until each listed situation has come up; those that never did are named."""
+    met: Counter[str] = Counter()
+    for seed in range(5000, 5015):
+        if all(met[probe] for probe in REACHED):
+            return
+        met += run(seed, Faults.drawn(seed, UNTIL, 2.0)).world.probes
+    assert [probe for probe in REACHED if not met[probe]] == []
 
 
 # -- celery's complaints
