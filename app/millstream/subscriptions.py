@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -58,6 +59,8 @@ T = TypeVar("T")
 _REPEATS = 5
 MOST = 1_000
 """Deliveries that one call takes."""
+_QUICKEST_LOOK, _SLOWEST_LOOK = 0.02, 1.0
+"""Seconds between two looks of a :meth:`Subscriptions.pull` that waits."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _LONGEST_QUEUE = 200
@@ -126,11 +129,12 @@ class Subscriptions:
             raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
         self.namespace = namespace
         self._actor = actor[:128]
+        self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
         self._chance = chance or SystemChance()
         self._shared = database is not None
         self.database = database or Database(
-            installation.database, clock or SystemClock(), prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
+            installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
         )
         try:
             with reachable(self.database.url):
@@ -247,13 +251,22 @@ class Subscriptions:
 
     # -- consuming
 
-    def pull(self, name: str, limit: int = 10, *, lease: float | None = None) -> Sequence[Delivery]:
+    def pull(self, name: str, limit: int = 10, *, lease: float | None = None, wait: float = 0.0) -> Sequence[Delivery]:
         """Take up to ``limit`` deliveries that are due. Each is this caller's for ``lease`` seconds (the subscription's), then somebody may get it again.
 
-        In the order in which their tasks ended, as far as they are here: no order is promised. Raises SubscriptionNotFound, ConfigurationError.
+        ``wait``: if there is none, so many seconds for the first one to come. In the order in which their tasks ended, as far as they are here: no order is promised. Raises
+        SubscriptionNotFound, ConfigurationError.
         """
         if not 1 <= limit <= MOST:
             raise ConfigurationError(f"limit must be between 1 and {MOST}, not {limit}")
+        until = self._clock.monotonic() + _ms("wait", wait) / 1000
+        pause = _QUICKEST_LOOK
+        while not (found := self._pulled(name, limit, lease)) and (left := until - self._clock.monotonic()) > 0:
+            threading.Event().wait(min(pause, left))
+            pause = min(pause * 2, _SLOWEST_LOOK)
+        return found
+
+    def _pulled(self, name: str, limit: int, lease: float | None) -> Sequence[Delivery]:
         s = self.get(name)
         lease_ms = s.lease_ms if lease is None else _ms("lease", lease)
         if not 1 <= lease_ms <= LONGEST_DELAY_MS:

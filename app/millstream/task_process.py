@@ -174,6 +174,8 @@ class TaskProcess:
         """Give back at once what has not begun; wait for the rest, the lease renewed meanwhile; then end it by its declared effects."""
         host = self._host
         host.drain()
+        self._wake.set()
+        self._step()  # also with nothing in hand: the session's row then says that it takes nothing more
         deadline = self._clock.monotonic() + self._drain
         while host.holding and self._clock.monotonic() < deadline:
             self._step()

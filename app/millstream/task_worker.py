@@ -9,8 +9,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import sqlalchemy as sa
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
@@ -66,6 +69,7 @@ class TaskWorker:
     def __enter__(self) -> Self:
         clock, ids, chance = SystemClock(), SystemIds(), SystemChance()
         inst = self._installation
+        _make_directory(inst)
         self.database = Database(inst.database, clock, prefix=inst.table_prefix, timeout_ms=inst.idle_in_transaction_ms)
         create_schema(self.database)
         self._databases = HandlerDatabases(inst.database, inst.table_prefix, inst.idle_in_transaction_ms, clock)
@@ -117,13 +121,20 @@ class TaskWorker:
 
     def _serve(self) -> None:
         host = self._host
-        while not (self._stopping.is_set() and not host.holding):
+        while not (host.draining and not host.holding):
             if self._stopping.is_set() and not host.draining:
                 host.drain()
             settled = sum(host.answers.values())
             wait = host.step()
             if sum(host.answers.values()) != settled:
                 self._changed.set()
-            if wait > 0:
+            if wait > 0 and (host.holding or not host.draining):
                 self._wake.wait(wait)
             self._wake.clear()
+
+
+def _make_directory(installation: Installation) -> None:
+    """For a file of SQLite, as ``millstream up`` makes it."""
+    url = sa.make_url(installation.database)
+    if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)

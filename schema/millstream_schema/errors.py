@@ -112,12 +112,13 @@ class TaskNotFound(MillstreamError):
 
 
 class TaskFailed(MillstreamError):
-    """A task that was waited for did not succeed: it failed, was cancelled, expired, or is in review."""
+    """A task that was waited for did not succeed: it failed, was cancelled, expired, or is in review. ``task``: its id; ``state``, ``cause``, ``reason``: of its row."""
 
     def __init__(self, task: str, state: str, cause: str, reason: str) -> None:
         self.task = task
         self.state = state
         self.cause = cause
+        self.reason = reason
         super().__init__(f"task {task} is {state}" + (f" ({cause})" if cause else "") + (f": {reason}" if reason else ""))
 
 

@@ -96,6 +96,7 @@ class TaskHost:
         self._settings = settings
         self.session = ""
         self.draining = False
+        self._marked = ""  # the session whose row says that it drains
         self.answers: dict[Answer, int] = dict.fromkeys(Answer, 0)
         self._deadline = 0.0
         self._renew_at = 0.0
@@ -139,6 +140,8 @@ class TaskHost:
         try:
             if not self.session:
                 self._register(now)
+            if self.draining and self.session != self._marked:
+                self._mark()
             self._take_reports(now)
             if now >= self._renew_at:
                 self._renew(now)
@@ -171,6 +174,11 @@ class TaskHost:
         for task in list(self._buffer):
             self.ended(task, self._held[task].row.fence, Unstarted())
         self._buffer.clear()
+
+    def _mark(self) -> None:
+        """Whoever asks what is served does not count this session any more, though its lease holds."""
+        self._db.run(lambda tx: registry.drain_node(tx, self.session))
+        self._marked = self.session
 
     def abandon(self, why: str) -> None:
         """The drain's time is over: what still runs is killed and ends by its declared effects."""
