@@ -6,6 +6,7 @@ Used by worker, task and node processes and by embedded mode. What must never ha
 from __future__ import annotations
 
 from millstream_coordinator.delivery_sweep import DeliverySweep, NoPublisher, Publisher
+from millstream_coordinator.retention_sweep import RetentionSweep
 from millstream_coordinator.sweeping import Sweeps
 from millstream_coordinator.task_sweep import TaskSweep
 from millstream_schema.ports import Chance, Clock, Ids
@@ -17,4 +18,5 @@ def task_sweeps(database: Database, clock: Clock, chance: Chance, ids: Ids, leas
     return Sweeps(
         TaskSweep(database, clock, chance, lease_ms, lease_ms // 10),
         DeliverySweep(database, clock, chance, ids, publisher or NoPublisher()),
+        RetentionSweep(database, clock),
     )

@@ -14,9 +14,10 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from millstream_schema.durable.bulk import Act, OperationRow, linked_retry
 from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
-from millstream_schema.durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow
+from millstream_schema.durable.records import AttemptRow, NewTask, Receipt, TaskRow
 from millstream_schema.durable.requests import NAME, Options, encode_result
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import (
@@ -35,6 +36,7 @@ from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import check_schema
 from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
 
+from .bulk_acts import BulkActs, Plan
 from .catalogue import Catalogue, require_options_apart
 from .client import reachable, require_file
 from .handlers import Handlers
@@ -112,6 +114,7 @@ class Tasks:
         )
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._search = TaskSearch(self.database, namespace)
+        self._bulk = BulkActs(self.database, self._run, self._ids, namespace, self._actor)
         self._changed = changed or threading.Event()
         self._result_timeout = installation.result_timeout_ms / 1000
         self._wake = wake
@@ -317,6 +320,33 @@ class Tasks:
             raise TaskNotFound(f"there is no task {task!r} in namespace {self.namespace!r}")
         return state
 
+    def retry(self, task: str, *, reason: str) -> Receipt:
+        """Do a task again that FAILED, was CANCELLED or EXPIRED: by a new task linked to it (``retry_of``, the same root). Say in ``reason`` why that is safe.
+
+        Asked again, it answers with the same one. Raises ReviewConflict for one in another state, TaskNotFound.
+        """
+        receipt = self._bulk.retry(task, reason)
+        if self._wake is not None:
+            self._wake(self.get(receipt.task).queue)
+        return receipt
+
+    def plan(self, act: Act | str, where: TaskFilter | None = None) -> Plan:
+        """Count what ``cancel``, ``retry`` or ``purge`` would reach now: a dry run. Its token, given to :meth:`carry_out`, acts on those of these that still match then."""
+        if act not in set(Act):
+            raise ConfigurationError(f"there is no act {act!r}: use {', '.join(Act)}")
+        return self._bulk.plan(Act(act), where or TaskFilter())
+
+    def carry_out(self, token: str, *, reason: str = "", progress: Callable[[OperationRow], None] = lambda _: None) -> OperationRow:
+        """Do what was planned, in parts; a retry needs a ``reason``. Interrupted, the same token goes on; over, it answers with what was done. ``progress``: told after each part.
+
+        Raises TokenRefused for a token that is not of this installation and namespace, or too old to begin.
+        """
+        return self._bulk.carry_out(token, reason, progress)
+
+    def operations(self, limit: int = 50) -> Sequence[OperationRow]:
+        """The newest retries by hand and acts on many: who, why, how far."""
+        return self._bulk.operations(limit)
+
     def review_done(self, task: TaskRow, *, result: Any = None, reason: str) -> None:
         """Decide a review: what it was to do has been done. ``task``: as it was read; raises ReviewConflict when it has changed since."""
         self._decide(task, done=True, result=encode_result(result), reason=reason, retry=None)
@@ -327,11 +357,7 @@ class Tasks:
 
     def review_retry(self, task: TaskRow, *, reason: str) -> Receipt:
         """Decide a review: it has not been done, a new linked task does it. Say in ``reason`` why it is safe."""
-        retry = NewTask(
-            id=self._ids.new("task", 10), namespace=task.namespace, handler=task.handler, key=f"{task.id}/retry", digest=task.digest, queue=task.queue, args=task.args,
-            effects=task.effects, policy=msgspec.json.decode(task.policy, type=Policy), priority=task.priority, permit=task.permit,
-            ordered=bool(task.ordered), business_key=task.business_key, origin="review", actor=self._actor,
-        )  # fmt: skip
+        retry = linked_retry(task, self._ids.new("task", 10), origin="review", actor=self._actor)
         receipt = self._decide(task, done=False, result="", reason=reason, retry=retry)
         assert receipt is not None
         return receipt

@@ -156,6 +156,8 @@ TABLES: Mapping[str, str] = {
     "schedule_version": "What each version of a schedule says; never changed.",
     "fire": "Fires: one row each with its task, or one for many in a row that were not run. The primary key is a fire's identity; `unsettled` is set while its task may not "
     "be over. Kept for 30 days.",
+    "operation": "Acts on tasks that a person or program asked for: retries by hand, and acts on many with how far they are (`after_us`, `after_id`, `seen`, `done`).",
+    "retention": "How long settled tasks are kept, where it is not 30 days: for all, a queue or a handler, of one namespace or of all.",
 }
 CAUSES: Mapping[str, str] = {
     "operator": "user code raised",

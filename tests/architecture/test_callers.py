@@ -27,7 +27,6 @@ UNREFERENCED: Mapping[str, str] = {
     "millstream_tasks.channels.rabbitmq_link.AmqpLink.blocking_read": "py-amqp calls it while it waits for an answer",
     "millstream_tasks.operators.timers.Timers.delete_event": "users' process functions call it on ctx.timers",
     "millstream_tasks.operators.timers.Timers.delete_processing": "users' process functions call it on ctx.timers",
-    "millstream_schema.store.deliveries.purge": "retention is to call it; without retention nothing is purged",
     "millstream_schema.values.TypeRegistry.name_of": "the inverse of register, for whoever inspects a job's types",
     "millstream_schema.values.TypeRegistry.type_of": "the inverse of register, for whoever inspects a job's types",
     "millstream_schema.plan.DeploymentPlan": "a model's name in the contract; assignment rows are what it is made of",

@@ -66,3 +66,15 @@ def live_sessions(tx: Transaction) -> dict[str, Served]:
     t = tx.t.node
     live = [t.c.slots == 0, t.c.state == NodeState.ACTIVE, t.c.expires_us > tx.now()]
     return {r["id"]: msgspec.json.decode(r["info"], type=Served) for r in tx.rows(sa.select(t.c.id, t.c.info).where(*live))}
+
+
+def forget(tx: Transaction, before_us: int) -> int:
+    """Versions of handlers that no session served since; how many went. What is served now has been seen now."""
+    t = tx.t.handler
+    now = tx.now_us()
+    serving = {found for s in live_sessions(tx).values() for found in s.handlers.items()}
+    stale = [(r["name"], r["version"]) for r in tx.rows(sa.select(t.c.name, t.c.version).where(t.c.seen_us < now - FRESH_US))]
+    for name, version in sorted(stale):
+        if (name, version) in serving:
+            tx.update(t, t.c.name == name, t.c.version == version, seen_us=now)
+    return tx.delete(t, t.c.seen_us < before_us)

@@ -214,15 +214,22 @@ def cancel(tx: Transaction, task_id: str) -> TaskState | None:
     task = lock_task(tx, task_id)
     if task is None:
         return None
+    cancel_locked(tx, task, tx.now_us())
+    decision = on_cancel(task)
+    return task.state if decision is None else decision.state
+
+
+def cancel_locked(tx: Transaction, task: TaskRow, now: int) -> bool:
+    """Likewise for one whose row is locked; whether anything was to do."""
     decision = on_cancel(task)
     if decision is not None:
-        apply(tx, task, decision, tx.now_us())
+        apply(tx, task, decision, now)
         gates.put_back(tx, [task] if _never_began(task) else [])
-        return decision.state
-    if task.state.held and not task.cancel:
-        t = tx.t.task
-        tx.update(t, t.c.id == task.id, t.c.state == task.state, t.c.fence == task.fence, cancel=1, changed_us=tx.now_us())
-    return task.state
+        return True
+    if not task.state.held or task.cancel:
+        return False
+    t = tx.t.task
+    return tx.update(t, t.c.id == task.id, t.c.state == task.state, t.c.fence == task.fence, cancel=1, changed_us=now) == 1
 
 
 def flags(tx: Transaction, session: str) -> dict[str, tuple[int, bool]]:

@@ -66,6 +66,8 @@ class Tables:
 
     # finding
     handler: Table
+    operation: Table
+    retention: Table
 
 
 @cache

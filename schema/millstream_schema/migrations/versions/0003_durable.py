@@ -23,6 +23,8 @@ TABLES = (
     "delivery",
     # finding
     "handler",
+    "operation",
+    "retention",
 )
 TASK_COLUMNS = ("marker", "ending", "error_class", "amiss_us", "tokens", "limit_us")
 TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i", "task_amiss_i", "task_limit_i")
