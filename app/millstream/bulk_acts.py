@@ -73,9 +73,11 @@ class BulkActs:
                 token = dry_token(self._seal, self._ids.new("operation", 10), self._namespace, act, where, instant, count)
                 return Plan(token, act, count)
 
-    def carry_out(self, token: str, reason: str, progress: Callable[[OperationRow], None]) -> OperationRow:
+    def carry_out(self, token: str, reason: str, act: Act | None, progress: Callable[[OperationRow], None]) -> OperationRow:
         """Act in parts until all is done; again with the same token it goes on where it stopped, or answers with what was done."""
         dry, where = dry_of(self._seal, self._namespace, token)
+        if act is not None and dry.act is not act:
+            raise TokenRefused(f"the token is of a dry run of {dry.act}, not of {act}")
         if dry.act is Act.RETRY and not reason.strip():
             raise ConfigurationError("a retry needs a reason that says why it is safe to do these again: it is kept with the operation")
         operation = self._begun(dry.id, dry.act, where, dry.instant_us, dry.expected, reason)

@@ -22,11 +22,12 @@ from millstream_schema.store.tables import SCHEMA_VERSION
 
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
+from .cli_bulk import retention_app
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
 from .cli_outbox import outbox_app
 from .cli_schedules import schedules_app
 from .cli_subscriptions import deliveries_app, subscriptions_app
-from .cli_tasks import reviews_app, tasks_app
+from .cli_tasks import reviews_app, tasks_app, why
 from .client import reachable
 from .dev import DevCluster
 from .lifetime import ended_with_signals, ended_with_stdin
@@ -41,6 +42,8 @@ main.add_typer(jobs_app, name="jobs")
 main.add_typer(tasks_app, name="tasks")
 main.add_typer(reviews_app, name="reviews")
 main.add_typer(outbox_app, name="outbox")
+main.command("why")(why)
+main.add_typer(retention_app, name="retention")
 main.add_typer(subscriptions_app, name="subscriptions")
 main.add_typer(deliveries_app, name="deliveries")
 main.add_typer(schedules_app, name="schedules")

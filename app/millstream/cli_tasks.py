@@ -9,6 +9,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from millstream_schema.durable.explaining import conflicts
+from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, TaskRow
 from millstream_schema.durable.requests import decode_arguments, decode_result
 from millstream_schema.durable.states import TaskState
@@ -16,13 +18,16 @@ from millstream_schema.errors import ConfigurationError
 from millstream_schema.reasons import one_line
 
 from . import formatting
+from .cli_filters import filtered
 from .cli_jobs import JsonFlag
+from .task_search import Page
 
-tasks_app = typer.Typer(no_args_is_help=True, help="Look at durable tasks, cancel them.")
+tasks_app = typer.Typer(no_args_is_help=True, help="Find durable tasks, explain them, do them again, cancel them, forget them.")
 reviews_app = typer.Typer(no_args_is_help=True, help="Tasks whose outcome nobody knows, and the decisions on them.")
 
 TaskId = Annotated[str, typer.Argument(help="Id of the task.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the task.")]
+Cursor = Annotated[str, typer.Option("--cursor", help="Go on where the page before ended, with the same filters.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many to show.")]
 
 
@@ -32,6 +37,7 @@ def line(task: TaskRow) -> dict[str, Any]:
         "id": task.id, "namespace": task.namespace, "handler": task.handler, "key": task.key, "queue": task.queue, "state": task.state.value,
         "cause": task.cause.value, "reason": one_line(task.reason), "starts": task.starts, "failures": task.failures, "created_us": task.created_us,
         "settled_us": task.settled_us, "business_key": task.business_key, "retry_of": task.retry_of, "superseded_by": task.superseded_by,
+        "origin": task.origin, "error_class": task.error_class,
     }  # fmt: skip
 
 
@@ -46,36 +52,38 @@ def _table(rows: list[TaskRow]) -> Table:
     return table
 
 
-def _attempt(attempt: AttemptRow) -> dict[str, Any]:
-    return {**msgspec.to_builtins(attempt), "late": bool(attempt.late)}
-
-
-def _state(text: str) -> TaskState | None:
-    if not text:
-        return None
-    try:
-        return TaskState(text.upper())
-    except ValueError:
-        raise ConfigurationError(f"--state must be one of {', '.join(TaskState)}, not {text!r}") from None
+def _attempt(attempt: AttemptRow, task: TaskRow) -> dict[str, Any]:
+    return {**msgspec.to_builtins(attempt), "late": bool(attempt.late), "conflicts": conflicts(attempt, task)}
 
 
 @tasks_app.command("list")
-def list_tasks(
-    ctx: typer.Context,
-    state: Annotated[str, typer.Option("--state", help="Only those in this state.")] = "",
-    handler: Annotated[str, typer.Option("--handler", help="Only those of this handler.")] = "",
-    queue: Annotated[str, typer.Option("--queue", help="Only those of this queue.")] = "",
-    business_key: Annotated[str, typer.Option("--business-key", help="Only those with this business key.")] = "",
-    limit: Limit = 50,
-    as_json: JsonFlag = False,
-) -> None:
-    """The newest tasks."""
+@filtered
+def list_tasks(ctx: typer.Context, where: TaskFilter, limit: Limit = 50, cursor: Cursor = "", as_json: JsonFlag = False) -> None:
+    """The newest tasks that match; ``find`` gives the next page's cursor in its JSON, too."""
     with ctx.obj.tasks() as tasks:
-        rows = tasks.list(state=_state(state), handler=handler, queue=queue, business_key=business_key, limit=limit)
+        page = tasks.find(where, limit=limit, cursor=cursor)
     if as_json:
-        formatting.show_json([line(r) for r in rows])
+        formatting.show_json([line(r) for r in page.tasks])
     else:
-        formatting.show(_table(rows))
+        _show(page)
+
+
+@tasks_app.command("find")
+@filtered
+def find(ctx: typer.Context, where: TaskFilter, limit: Limit = 50, cursor: Cursor = "", as_json: JsonFlag = False) -> None:
+    """A page of the tasks that match, newest first, and the cursor of the next one."""
+    with ctx.obj.tasks() as tasks:
+        page = tasks.find(where, limit=limit, cursor=cursor)
+    if as_json:
+        formatting.show_json({"tasks": [line(r) for r in page.tasks], "cursor": page.cursor})
+    else:
+        _show(page)
+
+
+def _show(page: Page) -> None:
+    formatting.show(_table(page.tasks))
+    if page.cursor:
+        formatting.show(f"there may be more: repeat it with --cursor {page.cursor}")
 
 
 @tasks_app.command("show")
@@ -86,16 +94,21 @@ def show(ctx: typer.Context, task: TaskId, as_json: JsonFlag = False) -> None:
     args, kwargs = decode_arguments(row.args)
     found = {
         **line(row), "why": why, "args": repr(args), "kwargs": repr(kwargs), "result": repr(decode_result(row.result)) if row.result else None,
-        "effects": row.effects.value, "fence": row.fence, "session": row.session, "attempts": [_attempt(a) for a in attempts],
+        "effects": row.effects.value, "fence": row.fence, "session": row.session, "attempts": [_attempt(a, row) for a in attempts],
     }  # fmt: skip
     if as_json:
         formatting.show_json(found)
     else:
         formatting.show("\n".join(f"{k:14} {v}" for k, v in found.items() if k != "attempts" and v not in ("", None)))
         for a in attempts:
-            formatting.show(
-                f"  attempt {a.fence}: {a.outcome}" + (" (late)" if a.late else "") + (f": {one_line(a.detail)}" if a.detail else "")
-            )
+            formatting.show(_evidence(a, row))
+
+
+def _evidence(a: AttemptRow, task: TaskRow) -> str:
+    """One attempt in one line."""
+    late = " (late, conflicts with the end that counts)" if conflicts(a, task) else " (late)" if a.late else ""
+    said = f": {one_line(a.detail)}" if a.detail else ""
+    return f"  attempt {a.fence}: {a.outcome}{late} at {a.session or 'nobody'}, {formatting.moment(a.ended_us)}{said}"
 
 
 @tasks_app.command("why")
@@ -103,14 +116,6 @@ def why(ctx: typer.Context, task: TaskId) -> None:
     """One line: why it is not running."""
     with ctx.obj.tasks() as tasks:
         formatting.show(tasks.why(task))
-
-
-@tasks_app.command("cancel")
-def cancel(ctx: typer.Context, task: TaskId) -> None:
-    """Ask for its end: at once before it runs, else its handler is told and its first end wins."""
-    with ctx.obj.tasks() as tasks:
-        state = tasks.cancel(task)
-    formatting.show(f"{task} is {state}" + ("; its handler is told" if state.held else ""))
 
 
 @reviews_app.command("list")

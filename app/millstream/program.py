@@ -40,6 +40,7 @@ from millstream_schema.errors import (
     SubscriptionConflict,
     SubscriptionNotFound,
     TaskNotFound,
+    TokenRefused,
     UnknownFactory,
 )
 from millstream_tasks.task_main import load_handlers
@@ -67,6 +68,7 @@ _EXITS: tuple[tuple[type[Exception], int], ...] = (
     (JobInvalid, EXIT_REFUSED),
     (JobConflict, EXIT_REFUSED),
     (ReviewConflict, EXIT_REFUSED),
+    (TokenRefused, EXIT_REFUSED),
     (RestoreRefused, EXIT_REFUSED),
     (FingerprintMismatch, EXIT_REFUSED),
     (SchemaMismatch, EXIT_REFUSED),

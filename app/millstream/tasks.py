@@ -42,6 +42,7 @@ from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
 from .joining import Joining, TaskReceipt, hinting, woken
+from .keeping import Keeping
 from .results import Rhythm, TaskResult
 from .task_search import Page, TaskSearch
 
@@ -114,6 +115,7 @@ class Tasks:
         )
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._search = TaskSearch(self.database, namespace)
+        self.retention = Keeping(self.database, self._run, namespace, self._actor)
         self._bulk = BulkActs(self.database, self._run, self._ids, namespace, self._actor)
         self._changed = changed or threading.Event()
         self._result_timeout = installation.result_timeout_ms / 1000
@@ -336,12 +338,14 @@ class Tasks:
             raise ConfigurationError(f"there is no act {act!r}: use {', '.join(Act)}")
         return self._bulk.plan(Act(act), where or TaskFilter())
 
-    def carry_out(self, token: str, *, reason: str = "", progress: Callable[[OperationRow], None] = lambda _: None) -> OperationRow:
-        """Do what was planned, in parts; a retry needs a ``reason``. Interrupted, the same token goes on; over, it answers with what was done. ``progress``: told after each part.
+    def carry_out(
+        self, token: str, *, reason: str = "", act: Act | None = None, progress: Callable[[OperationRow], None] = lambda _: None
+    ) -> OperationRow:
+        """Do what was planned, in parts; a retry needs a ``reason``. Interrupted, the same token goes on; over, it answers with what was done.
 
-        Raises TokenRefused for a token that is not of this installation and namespace, or too old to begin.
+        ``act``: refuse a token of another one; ``progress``: told after each part. Raises TokenRefused for a token of elsewhere, or too old to begin.
         """
-        return self._bulk.carry_out(token, reason, progress)
+        return self._bulk.carry_out(token, reason, act, progress)
 
     def operations(self, limit: int = 50) -> Sequence[OperationRow]:
         """The newest retries by hand and acts on many: who, why, how far."""

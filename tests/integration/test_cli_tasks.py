@@ -24,7 +24,7 @@ from millstream_tasks.durable.verbs import NeedsReview
 SECONDS = 20
 LINE = {
     "id", "namespace", "handler", "key", "queue", "state", "cause", "reason", "starts", "failures", "created_us", "settled_us", "business_key",
-    "retry_of", "superseded_by",
+    "retry_of", "superseded_by", "origin", "error_class",
 }  # fmt: skip
 SHOWN = LINE | {"why", "args", "kwargs", "result", "effects", "fence", "session", "attempts"}
 

@@ -11,7 +11,8 @@ import datetime as dt
 import msgspec
 
 from ..reasons import one_line
-from .records import PermitRow, TaskRow
+from .gates import Gate
+from .records import AttemptRow, PermitRow, TaskRow
 from .states import TaskState
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -32,6 +33,7 @@ class WhyFacts(msgspec.Struct, frozen=True, kw_only=True):
     now_us: int
     holder: Holder | None = None
     permit: PermitRow | None = None
+    gate: Gate | None = None
     lane_paused: bool = False
     serving: int = 0
     able: int = 0
@@ -74,16 +76,36 @@ def _after(task: TaskRow) -> str:
 def _blocked(task: TaskRow, facts: WhyFacts) -> str:
     """By what, without the namespace it is told in."""
     kind, _, key = (task.blocked_by or "").partition(":")
-    own = key.removeprefix(f"{task.namespace}/")
     if kind == "permit" and facts.permit is not None:
         p = facts.permit
-        return f"permit {own!r} is paused" if p.paused else f"it waits for permit {own!r}: {p.held} of {p.capacity} are held"
-    return f"it waits for {kind} {own!r}"
+        return (
+            f"permit {task.permit!r} is paused" if p.paused else f"it waits for permit {task.permit!r}: {p.held} of {p.capacity} are held"
+        )
+    before = key.partition(":")[0] if kind in ("pause", "rate") else ""
+    what = f"{before or kind} {key.removeprefix(before + ':').removeprefix(task.namespace + '/')!r}"
+    if kind == "pause":
+        return _paused(what, facts)
+    return f"it waits for {'the rate of ' if kind == 'rate' else ''}{what}{_rate(facts.gate)}"
+
+
+def _paused(what: str, facts: WhyFacts) -> str:
+    g = facts.gate
+    if g is None or not g.paused:
+        return f"{what} is paused"
+    return f"{what} is paused since {instant(g.paused_us)} by {g.paused_by or 'unnamed'}" + (
+        f": {one_line(g.paused_why)}" if g.paused_why else ""
+    )
+
+
+def _rate(gate: Gate | None) -> str:
+    if gate is None or not gate.limits:
+        return ""
+    return f": {gate.rate} may begin in {_seconds(gate.per_us)}, at most {gate.burst} at once"
 
 
 def _ready(task: TaskRow, facts: WhyFacts) -> str:
     if facts.lane_paused:
-        return f"queue {task.queue!r} is paused"
+        return _paused(f"queue {task.queue!r}", facts)
     if not facts.serving:
         others = f"; of other queues {_workers(facts.elsewhere)} handler {task.handler!r}" if facts.elsewhere else ""
         return f"no live worker serves queue {task.queue!r}{others}"
@@ -105,6 +127,19 @@ def _held(task: TaskRow, facts: WhyFacts) -> str:
             f"{what} at {h.name} (session {task.session}), whose lease ran out at {instant(h.expires_us)}: the sweep takes it back{asked}"
         )
     return f"{what} at {h.name} (session {task.session}), whose lease holds for {_seconds(h.expires_us - facts.now_us)}{asked}"
+
+
+def conflicts(attempt: AttemptRow, task: TaskRow) -> bool:
+    """Whether what an attempt reported too late is another end than the one that counts: two runs may both have had their effect."""
+    if not attempt.late or attempt.outcome == "Reviewed" or not (task.state.settled or task.state is TaskState.UNKNOWN):
+        return False
+    succeeded = task.state is TaskState.SUCCEEDED
+    if attempt.outcome != "Succeeded" or not succeeded:
+        return (attempt.outcome == "Succeeded") != succeeded
+    try:
+        return bool(msgspec.json.decode(attempt.detail)["result"] != task.result)
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return True  # cut off: it cannot be told to be the same
 
 
 def _workers(count: int) -> str:

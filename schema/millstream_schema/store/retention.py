@@ -1,7 +1,7 @@
 """Statements that forget settled tasks with all that belongs to them, and the settings of how long they are kept.
 
-Called by the retention sweep and by bulk purges. What must never happen here: a task purged that something still refers to — a retry of it, an end not delivered yet, an unsettled fire; a permit's
-sequence set back (permits are not purged at all).
+Called by the retention sweep and by bulk purges. What must never happen here: a task purged that something still refers to — a retry of it, an end not delivered yet, an unsettled
+fire; a permit's sequence set back (permits are not purged at all).
 """
 
 from __future__ import annotations

@@ -121,6 +121,27 @@ def test_an_end_that_is_not_delivered_keeps_its_task(store: Opened, ages: Callab
     assert set(states(store.db)) == {"pending", "parked"}
 
 
+def test_a_fire_that_has_not_noticed_the_end_keeps_its_task(store: Opened) -> None:
+    """Whether the next one may begin depends on it."""
+    waiting, noticed = finished(store, "waiting", "noticed")
+
+    def fires(tx: Transaction) -> None:
+        f = tx.t.fire
+        plain = {c.name: ("" if isinstance(c.type, sa.String) else 0) for c in f.c} | {
+            "namespace": "default",
+            "state": "FIRED",
+            "kind": "auto",
+            "times": 1,
+            "until_us": 9,
+        }
+        for instant, (task, unsettled) in enumerate(((waiting, 1), (noticed, 0))):
+            tx.insert(f, **{**plain, "slot": instant, "instant_us": instant, "task": task, "unsettled": unsettled})
+
+    store.db.run(fires)
+    assert store.db.run(lambda tx: retention.purge(tx, "default", [waiting, noticed])) == 1
+    assert set(states(store.db)) == {"waiting"}
+
+
 def test_a_purge_is_of_one_namespace_and_of_settled_tasks(store: Opened) -> None:
     """Whatever ids it is given."""
     (mine,), (other,) = finished(store, "mine"), finished(store, "other", namespace="other")
