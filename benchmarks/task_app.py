@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from celery import Celery
 
@@ -21,6 +22,12 @@ def noop() -> None:
 @app.task(name="raw_noop", ignore_result=False)  # type: ignore[untyped-decorator]  # Celery has no types
 def raw_noop() -> None:
     """The same for Celery."""
+
+
+@app.task(name="raw_clock", ignore_result=False)  # type: ignore[untyped-decorator]  # Celery has no types
+def raw_clock() -> float:
+    """When it ran."""
+    return time.time()
 
 
 installation = Installation(

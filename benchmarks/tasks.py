@@ -2,6 +2,8 @@
 
     python -m benchmarks tasks --n 20000
 
+Also at a fixed rate, half of what was burnt down (open loop), and burnt down while the worker's task process is killed every few seconds.
+
 One ``celery worker -c 2`` over Redis (results there, too) and over RabbitMQ (results in Redis), PostgreSQL for the rows. Every task is looked for at the end: none lost, none run
 twice. Celery submits with ``delay()``, as its users do; durable tasks come in parts of 500 by ``submit_many``, and one by one where that is said.
 """
@@ -14,9 +16,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import sqlalchemy as sa
 
 from millstream_schema.ports import SystemClock
@@ -48,11 +52,11 @@ def database(prefix: str) -> Iterator[str]:
 
 
 @contextmanager
-def worker(environment: dict[str, str]) -> Iterator[None]:
+def worker(environment: dict[str, str]) -> Iterator[int]:
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.task_app:app", "worker", "-c", str(PROCESSES), "--loglevel", "ERROR"]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment})
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(60)
@@ -97,6 +101,49 @@ class Measured:
             time.sleep(0.01)
         return time.perf_counter() - began
 
+    def killed(self, n: int, worker_pid: int, every: float) -> tuple[float, int]:
+        """Seconds to burn ``n`` down while the worker's task process is killed again and again, and how often it was."""
+        from millstream.tasks import Item
+
+        began, kills = time.perf_counter(), 0
+        for at in range(0, n, PART):
+            self.tasks.submit_many(self.app.noop, [Item() for _ in range(min(PART, n - at))])
+        next_kill = time.perf_counter() + every / 2
+        while self._left():
+            time.sleep(0.05)
+            if time.perf_counter() >= next_kill:
+                next_kill += every
+                for child in psutil.Process(worker_pid).children():
+                    if "millstream.task_process" in child.cmdline():
+                        child.kill()
+                        kills += 1
+        return time.perf_counter() - began, kills
+
+    def open_loop(self, rate: float, seconds: float) -> tuple[list[float], list[float]]:
+        """Milliseconds from acceptance to the settled end of each of ours, and from sending to running of each of Celery's, at a fixed rate, one system after the other."""
+        ids = [r.task for r in self._paced(rate, seconds, lambda: self.tasks.submit(self.app.noop))]
+        while self._left():
+            time.sleep(0.05)
+        t = self.tasks.database.tables.task
+        wanted = sa.select(t.c.id, (t.c.settled_us - t.c.created_us).label("us"))
+        took = {r["id"]: int(r["us"]) / 1000 for r in self.tasks.database.read(lambda tx: tx.rows(wanted))}
+        sent = self._paced(rate, seconds, lambda: (time.time(), self.app.raw_clock.delay()))
+        theirs = [(result.get(timeout=60) - at) * 1000 for at, result in sent]
+        return [took[i] for i in ids], theirs
+
+    @staticmethod
+    def _paced(rate: float, seconds: float, once: Callable[[], Any]) -> list[Any]:
+        """Call at a fixed rate, from as many threads as it takes; what is late is made up for."""
+        due = [i / rate for i in range(int(rate * seconds))]
+        began = time.perf_counter()
+
+        def at(instant: float) -> Any:
+            time.sleep(max(0.0, began + instant - time.perf_counter()))
+            return once()
+
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(at, due))
+
     def _left(self) -> int:
         table = self.tasks.database.tables.task
         count = sa.select(sa.func.count()).where(table.c.state != "SUCCEEDED")
@@ -108,6 +155,12 @@ class Measured:
         wrong = sa.select(sa.func.count()).where(sa.or_(table.c.starts != 1, table.c.state != "SUCCEEDED"))
         found = self.tasks.database.read(lambda tx: tx.execute(wrong).scalar_one())
         assert found == 0, f"{found} tasks did not run exactly once"
+
+    def check_ends(self) -> None:
+        """Raises AssertionError when a task was lost; those whose process was killed under them may have begun again."""
+        table = self.tasks.database.tables.task
+        found = self.tasks.database.read(lambda tx: tx.execute(sa.select(sa.func.count()).where(table.c.state != "SUCCEEDED")).scalar_one())
+        assert found == 0, f"{found} tasks did not succeed"
 
     def celery(self, n: int) -> float:
         began = time.perf_counter()
@@ -123,7 +176,7 @@ def run(name: str, broker: str, n: int, iterations: int, *, once: bool) -> None:
     with database(prefix) as url:
         environment = {"BENCH_BROKER": broker, "BENCH_RESULTS": results, "BENCH_DATABASE": url, "BENCH_PREFIX": prefix}
         os.environ.update(environment)
-        with worker(environment):
+        with worker(environment) as pid:
             measured = Measured()
             measured.ready()
             ours, single, peers = [], [], []
@@ -135,8 +188,30 @@ def run(name: str, broker: str, n: int, iterations: int, *, once: bool) -> None:
             waits = latencies(lambda: measured.tasks.wait(measured.tasks.submit(measured.app.noop).task, 60), few)
             peer_waits = latencies(lambda: measured.app.raw_noop.delay().get(timeout=60), few)
             measured.check()
+            rate = 20.0 if once else min(percentile(single, 0.5), percentile(peers, 0.5)) / 2
+            loop = measured.open_loop(rate, 1 if once else 15)
+            kill_seconds, kills = measured.killed(n, pid, 2.0 if once else 10.0)
+            measured.check_ends()
             measured.tasks.close()
+    report_faults(name, n, rate, loop, (kill_seconds, kills), once=once)
     report(name, n, (ours, single, peers), (waits, peer_waits), once=once)
+
+
+def report_faults(name: str, n: int, rate: float, loop: tuple[list[float], list[float]], kill: tuple[float, int], *, once: bool) -> None:
+    for system, waits in (("millstream", loop[0]), ("celery", loop[1])):
+        show(
+            Result(
+                f"tasks/{name} open loop", system, n=len(waits), rate=None if once else round(rate), p50_ms=percentile(waits, 0.5), p99_ms=percentile(waits, 0.99),
+                notes="one by one at a fixed rate; acceptance to settled end" if system == "millstream" else "sending to running",
+            )
+        )  # fmt: skip
+    seconds, kills = kill
+    show(
+        Result(
+            f"tasks/{name} killed", n=n, seconds=seconds, rate=None if once else round(n / seconds),
+            notes=f"burn-down, the worker's task process killed {kills} times: lost 0, every task succeeded once",
+        )
+    )  # fmt: skip
 
 
 def report(
