@@ -190,7 +190,7 @@ def test_late_and_conflicting_evidence_is_shown(program: Program) -> None:
     """What an attempt reports after its task has ended otherwise."""
     task = program.ids["k0"]
     row = program.tasks.get(task)
-    late = [o.Succeeded("[2]"), o.GaveUp("other words")]
+    late: list[o.AnyOutcome] = [o.Succeeded("[2]"), o.GaveUp("other words")]
     program.database.run(lambda tx: settling.settle(tx, [Settlement(task=task, fence=row.fence, token="other", outcome=e) for e in late]))
     shown = program.data("tasks", "show", task)["attempts"]
     assert {a["outcome"]: (a["late"], a["conflicts"]) for a in shown} == {

@@ -110,12 +110,10 @@ def test_a_token_is_of_one_namespace_and_installation(store: Opened, client: Cli
     for text in (token[:-1] + ("A" if token[-1] != "A" else "B"), tasks.find(limit=1).cursor, ""):
         with pytest.raises(TokenRefused):
             tasks.carry_out(text)
-    original, bulk_acts.TOKEN_US = bulk_acts.TOKEN_US, -1
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bulk_acts, "TOKEN_US", -1)
         with pytest.raises(TokenRefused, match="a day old"):
             tasks.carry_out(token)
-    finally:
-        bulk_acts.TOKEN_US = original
     assert set(states(store.db).values()) == {T.READY}
 
 
@@ -176,7 +174,7 @@ def test_two_processes_with_one_token_do_it_once(store: Opened, client: Client) 
     failed(store, 10)
     token = client().plan("retry").token
     others = [client(database=store.open()) for _ in range(3)]
-    answers = together(*[lambda t=t: t.carry_out(token, reason="safe") for t in others])  # type: ignore[misc]
+    answers = together(*[lambda t=t: t.carry_out(token, reason="safe") for t in others])
     assert [did(a) if isinstance(a, OperationRow) else a for a in answers] == [(10, 10, 10, 1)] * 3
     assert Counter(states(store.db).values()) == {T.FAILED: 10, T.READY: 10}
 

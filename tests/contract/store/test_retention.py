@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -227,7 +228,7 @@ def test_handlers_nobody_serves_are_forgotten(store: Opened) -> None:
 
 def test_looking_for_what_is_over_walks_the_index_of_settled_tasks(store: Opened) -> None:
     """On every database: no scan, no sort."""
-    statements: list[tuple[str, object]] = []
+    statements: list[tuple[str, Any]] = []
 
     def note(_connection: object, _cursor: object, statement: str, parameters: object, *_rest: object) -> None:
         statements.append((statement, parameters))
