@@ -54,6 +54,8 @@ if TYPE_CHECKING:
         KeyRefused,
         MillstreamError,
         OperatorError,
+        PermitNotFound,
+        QuotaExceeded,
         RecordError,
         RestoreRefused,
         RetryTransaction,
@@ -111,6 +113,7 @@ if TYPE_CHECKING:
     from .joining import TaskReceipt, enlist
     from .outbox import Outbox, OutboxReceipt, OutboxRelay
     from .pipelines import Pipelines
+    from .queues import Permits, Queues
     from .results import TaskResult
     from .schedules import Schedules
     from .subscriptions import Delivery, Subscriptions
@@ -130,6 +133,7 @@ _HOMES = {
     "millstream.joining": "TaskReceipt enlist",
     "millstream.outbox": "Outbox OutboxReceipt OutboxRelay",
     "millstream.pipelines": "Pipelines",
+    "millstream.queues": "Permits Queues",
     "millstream.results": "TaskResult",
     "millstream.schedules": "Schedules",
     "millstream.subscriptions": "Delivery Subscriptions",
@@ -146,7 +150,7 @@ _HOMES = {
     "millstream_schema.errors": (
         "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError DeliveryNotFound "
         "Fenced FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError "
-        "OperatorError RecordError RestoreRefused RetryTransaction ReviewConflict ScheduleInvalid ScheduleNotFound "
+        "OperatorError PermitNotFound QuotaExceeded RecordError RestoreRefused RetryTransaction ReviewConflict ScheduleInvalid ScheduleNotFound "
         "SchemaMismatch SinkError SnapshotMissing "
         "SnapshotUnreadable SourceError SourceUnavailable StorageError StorageUnavailable StoreError StoreUnavailable "
         "SubscriptionConflict SubscriptionNotFound TaskConflict TaskFailed TaskInvalid TaskNotFound TokenRefused "
@@ -234,10 +238,14 @@ __all__ = [
     "OutboxRelay",
     "Override",
     "Partitioning",
+    "PermitNotFound",
+    "Permits",
     "Pipelines",
     "PoisonPolicy",
     "PrintSink",
     "ProcessFunction",
+    "Queues",
+    "QuotaExceeded",
     "RabbitQueueSource",
     "Read",
     "RecordError",

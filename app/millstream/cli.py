@@ -1,4 +1,4 @@
-"""The command line: ``millstream up | jobs … | tasks … | reviews … | schedules … | subscriptions … | node | dev …``. One Typer app; every command is a thin call of the Python API.
+"""The command line: ``millstream up | jobs … | tasks … | queues … | schedules … | node | dev …``. One Typer app; every command is a thin call of the Python API.
 
 Called by people and by programs (``--json``, exit codes); see ``program`` for how errors leave it.
 """
@@ -25,6 +25,7 @@ from .arguments import config_of, pipelines_of, settings_of
 from .cli_bulk import retention_app
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
 from .cli_outbox import outbox_app
+from .cli_queues import permits_app, queues_app
 from .cli_schedules import schedules_app
 from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_tasks import reviews_app, tasks_app, why
@@ -44,6 +45,8 @@ main.add_typer(reviews_app, name="reviews")
 main.add_typer(outbox_app, name="outbox")
 main.command("why")(why)
 main.add_typer(retention_app, name="retention")
+main.add_typer(queues_app, name="queues")
+main.add_typer(permits_app, name="permits")
 main.add_typer(subscriptions_app, name="subscriptions")
 main.add_typer(deliveries_app, name="deliveries")
 main.add_typer(schedules_app, name="schedules")

@@ -28,6 +28,8 @@ from millstream_schema.errors import (
     JobInvalid,
     JobNotFound,
     MillstreamError,
+    PermitNotFound,
+    QuotaExceeded,
     RestoreRefused,
     ReviewConflict,
     ScheduleInvalid,
@@ -49,6 +51,7 @@ from . import formatting
 from .arguments import pipelines_of
 from .client import Jobs
 from .installation import VARIABLES, Installation
+from .queues import Permits, Queues
 from .schedules import Schedules
 from .subscriptions import Subscriptions
 from .tasks import Tasks
@@ -58,6 +61,8 @@ _EXITS: tuple[tuple[type[Exception], int], ...] = (
     (ConfigurationError, EXIT_USAGE),
     (JobNotFound, EXIT_NOT_FOUND),
     (TaskNotFound, EXIT_NOT_FOUND),
+    (PermitNotFound, EXIT_NOT_FOUND),
+    (QuotaExceeded, EXIT_REFUSED),
     (SubscriptionNotFound, EXIT_NOT_FOUND),
     (DeliveryNotFound, EXIT_NOT_FOUND),
     (SubscriptionConflict, EXIT_REFUSED),
@@ -175,6 +180,14 @@ class Given:
         """Schedules, likewise; ``handlers``: module:attribute of the Handlers object."""
         registry = load_handlers(handlers) if handlers else None
         return Schedules(self.installation(database_only=True), registry, self.namespace, actor=f"cli:{getpass.getuser()}")
+
+    def queues(self) -> Queues:
+        """Queues and handlers of durable tasks, likewise."""
+        return Queues(self.installation(database_only=True), self.namespace, actor=f"cli:{getpass.getuser()}")
+
+    def permits(self) -> Permits:
+        """Permits, likewise."""
+        return Permits(self.installation(database_only=True), self.namespace, actor=f"cli:{getpass.getuser()}")
 
     def jobs(self, pipelines: str | None = None, *, build: bool = False) -> Jobs:
         registry = pipelines_of(pipelines) if build else None

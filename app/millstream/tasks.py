@@ -23,6 +23,7 @@ from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import (
     CommitUnknown,
     ConfigurationError,
+    QuotaExceeded,
     ReviewConflict,
     StoreUnavailable,
     TaskConflict,
@@ -36,6 +37,7 @@ from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import check_schema
 from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
 
+from .admission import Admission
 from .bulk_acts import BulkActs, Plan
 from .catalogue import Catalogue, require_options_apart
 from .client import reachable, require_file
@@ -115,6 +117,7 @@ class Tasks:
         )
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._search = TaskSearch(self.database, namespace)
+        self._admission = Admission(self.database, self._clock, namespace)
         self.retention = Keeping(self.database, self._run, namespace, self._actor)
         self._bulk = BulkActs(self.database, self._run, self._ids, namespace, self._actor)
         self._changed = changed or threading.Event()
@@ -173,7 +176,7 @@ class Tasks:
 
         ``delay``: seconds by the database's clock, or ``due_at``, an aware datetime. ``start_by``: seconds after that within which it must start; ``deadline``: seconds
         from now within which it must end. ``priority``: each unit is worth a second of waiting. Raises TaskInvalid, UnknownHandler, TaskConflict (the key is known
-        with other content), StoreUnavailable.
+        with other content), QuotaExceeded (``retry_after``), StoreUnavailable.
 
         ``session``: an SQLAlchemy Session or Connection, ``django.db.connection``, or a connection of psycopg, PyMySQL or sqlite3, to the installation's own database. The task
         then is there when the caller's transaction commits, and never was when it rolls back. Further raises ForeignSession (another database: use an Outbox) and
@@ -210,7 +213,10 @@ class Tasks:
             origin="direct",
         )
         transaction = self._joining.transaction(session, self._run)
-        receipt = transaction.run(lambda tx: tasks.submit(tx, new))
+        refused = self._admission.refused([new])
+        if refused:
+            raise QuotaExceeded(refused[new.id].why, refused[new.id].retry_after)
+        (receipt,) = transaction.run(lambda tx: self._stored(tx, [new]))
         if receipt.conflict:
             raise TaskConflict(_conflict(new, receipt))
         self._rhythm.fresh = "" if receipt.replayed else receipt.task
@@ -244,7 +250,12 @@ class Tasks:
             except (TaskInvalid, UnknownHandler) as exc:
                 answers[at] = Refusal(str(exc))
         transaction = self._joining.transaction(session, self._run)
-        receipts = transaction.run(lambda tx: tasks.submit_many(tx, list(news.values())))
+        refused = self._admission.refused(list(news.values()))
+        for at, new in list(news.items()):
+            if new.id in refused:
+                answers[at] = Refusal(refused[new.id].why, refused[new.id].retry_after)
+                del news[at]
+        receipts = transaction.run(lambda tx: self._stored(tx, list(news.values())))
         for at, receipt in zip(news, receipts, strict=True):
             conflict = Refusal(_conflict(news[at], receipt)) if receipt.conflict else None
             answers[at] = conflict or hinting(receipt, news[at].queue, self._wake)
@@ -263,6 +274,12 @@ class Tasks:
     def installation_id(self) -> str:
         """What tells this installation from every other: the ``target`` of an :class:`millstream.Outbox`."""
         return self._joining.home.uid
+
+    def _stored(self, tx: Transaction, news: Sequence[NewTask]) -> Sequence[Receipt]:
+        """Within a transaction of ours or of the caller's."""
+        receipts = tasks.submit_many(tx, news) if len(news) != 1 else [tasks.submit(tx, news[0])]
+        self._admission.note(tx, news, [r.task for r in receipts if not (r.replayed or r.conflict)])
+        return receipts
 
     def _form(self, handler: str | Handler, options: Options | None) -> Form:
         """What the request must look like. Raises UnknownHandler, UnknownQueue."""

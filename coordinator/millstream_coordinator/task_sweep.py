@@ -8,7 +8,7 @@ judged by an outage of the database; user code.
 from __future__ import annotations
 
 from millstream_schema.ports import Chance, Clock
-from millstream_schema.store import blockers, claims, gates, settling, sweeps
+from millstream_schema.store import blockers, claims, gates, quotas, settling, sweeps
 from millstream_schema.store.database import Database
 
 from .setting_aside import SettingAside
@@ -52,6 +52,7 @@ class TaskSweep:
             if self._db.run(lambda tx: claims.expire_late(tx, CHUNK)) < CHUNK:
                 break
         self._blockers()
+        self._db.run(lambda tx: quotas.forget(tx, CHUNK))
 
     def _diverged(self, now_us: int) -> bool:
         """Whether the database's clock and ours went apart by half a lease since the last sweep: one of them was set."""

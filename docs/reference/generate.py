@@ -150,6 +150,8 @@ TABLES: Mapping[str, str] = {
     "lane": "Weight and pause of a queue in a namespace, where somebody has set them.",
     "gate": "Pauses and rates that somebody has set before a queue, a handler or a permit key of a namespace: who paused it and why; how many may start in a "
     "time and what is in the bucket. A row goes when nothing is set of it.",
+    "quota": "What may come in from outside: of a queue of a namespace, or of the namespace (`queue` is empty).",
+    "acceptance": "Tasks that were accepted under a quota with a window, until no window counts them any more.",
     "handler": "What workers told of the handlers they serve, a row for each version: queue, effects, policy, permit and the parameters with their JSON Schemas. "
     "Whoever submits by name is checked against it.",
     "schedule": "Schedules: state, present version, the instant that fires next (`next_us`) and when the sweep looks (`due_us`), the newest one that is behind, counters.",

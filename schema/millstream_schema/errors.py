@@ -16,6 +16,8 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── TaskInvalid               a durable task's arguments or options are wrong; nothing was stored
     │   └── UnknownQueue          no handler declares the queue and no worker serves it
     ├── TaskConflict              the key is known with other content; names both digests
+    ├── PermitNotFound
+    ├── QuotaExceeded             a queue or a namespace takes no more tasks just now; ``retry_after`` seconds
     ├── TaskNotFound
     ├── TaskFailed                a task that was waited for did not succeed; ``state`` and ``cause`` say how
     ├── UnknownHandler            no handler of that name is registered here, nor told of by a worker
@@ -105,6 +107,21 @@ class UnknownQueue(TaskInvalid):
 
 class TaskConflict(MillstreamError):
     """The key is known with other arguments or options; the message holds both digests."""
+
+
+class PermitNotFound(MillstreamError):
+    """There is no such permit in this namespace."""
+
+
+class QuotaExceeded(MillstreamError):
+    """A queue or a namespace takes no more tasks just now: too many that are not over, too many accepted within its window, or it is closed. Nothing was stored.
+
+    ``retry_after``: seconds after which it is worth trying again, with the same key.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = retry_after
+        super().__init__(f"{message}; try again in {retry_after:.1f} s")
 
 
 class TaskNotFound(MillstreamError):

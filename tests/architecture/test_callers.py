@@ -13,10 +13,6 @@ import millstream
 
 # Name → why nothing in the product refers to it. Adding a line is a decision, not a repair.
 UNREFERENCED: Mapping[str, str] = {
-    "millstream_schema.store.lanes.standing": "until Queues comes",
-    "millstream_schema.store.lanes.set_weight": "until Queues comes",
-    "millstream_schema.store.gates.set_rate": "until Queues comes",
-    "millstream_schema.store.gates.of_namespace": "until Queues comes",
     "millstream.program.Commands.invoke": "Typer calls it for every command",
     "millstream.django.apps.MillstreamConfig": "Django finds it by INSTALLED_APPS",
     "millstream.django.management.commands.millstream.Command": "Django finds it by its module's name",

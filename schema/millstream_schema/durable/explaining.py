@@ -11,7 +11,7 @@ import datetime as dt
 import msgspec
 
 from ..reasons import one_line
-from .gates import Gate
+from .gates import Gate, available_us, filled, rate_text, tokens
 from .records import AttemptRow, PermitRow, TaskRow
 from .states import TaskState
 
@@ -28,13 +28,14 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 class WhyFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked up for one task. ``now_us``: the database's time. ``serving``: live sessions that serve its queue, ``able``: those of them that have its handler,
-    ``elsewhere``: sessions that have the handler and serve other queues. ``ahead``: tasks of its lane that are taken before it, as far as they were counted."""
+    ``elsewhere``: sessions that have the handler and serve other queues. ``ahead``: tasks of its lane that are taken before it, as far as they were counted.
+    ``gate``: what blocks it, or stands before its queue.
+    """
 
     now_us: int
     holder: Holder | None = None
     permit: PermitRow | None = None
     gate: Gate | None = None
-    lane_paused: bool = False
     serving: int = 0
     able: int = 0
     elsewhere: int = 0
@@ -76,36 +77,38 @@ def _after(task: TaskRow) -> str:
 def _blocked(task: TaskRow, facts: WhyFacts) -> str:
     """By what, without the namespace it is told in."""
     kind, _, key = (task.blocked_by or "").partition(":")
+    own = key.replace(f"{task.namespace}/", "", 1)
+    gate = facts.gate
+    if gate is not None and gate.paused:
+        return _paused(gate)
+    if kind in ("pause", "rate"):
+        return (
+            _metered(gate, facts.now_us)
+            if gate is not None and gate.limits
+            else f"what kept it is over ({kind} of {own}): the next sweep moves it up"
+        )
     if kind == "permit" and facts.permit is not None:
         p = facts.permit
-        return (
-            f"permit {task.permit!r} is paused" if p.paused else f"it waits for permit {task.permit!r}: {p.held} of {p.capacity} are held"
-        )
-    before = key.partition(":")[0] if kind in ("pause", "rate") else ""
-    what = f"{before or kind} {key.removeprefix(before + ':').removeprefix(task.namespace + '/')!r}"
-    if kind == "pause":
-        return _paused(what, facts)
-    return f"it waits for {'the rate of ' if kind == 'rate' else ''}{what}{_rate(facts.gate)}"
+        return f"permit {own!r} is paused" if p.paused else f"it waits for permit {own!r}: {p.held} of {p.capacity} are held"
+    return f"it waits for {kind} {own!r}"
 
 
-def _paused(what: str, facts: WhyFacts) -> str:
-    g = facts.gate
-    if g is None or not g.paused:
-        return f"{what} is paused"
-    return f"{what} is paused since {instant(g.paused_us)} by {g.paused_by or 'unnamed'}" + (
-        f": {one_line(g.paused_why)}" if g.paused_why else ""
-    )
+def _paused(gate: Gate) -> str:
+    said = f": {one_line(gate.paused_why)}" if gate.paused_why else ""
+    return f"{gate.kind.value} {gate.name!r} is paused by {gate.paused_by} since {instant(gate.paused_us)}{said}"
 
 
-def _rate(gate: Gate | None) -> str:
-    if gate is None or not gate.limits:
-        return ""
-    return f": {gate.rate} may begin in {_seconds(gate.per_us)}, at most {gate.burst} at once"
+def _metered(gate: Gate, now_us: int) -> str:
+    left = max(0, available_us(filled(gate, now_us)) - now_us)
+    return f"{gate.kind.value} {gate.name!r} starts {rate_text(gate)}: the next token is there in {_seconds(left)}"
 
 
 def _ready(task: TaskRow, facts: WhyFacts) -> str:
-    if facts.lane_paused:
-        return _paused(f"queue {task.queue!r}", facts)
+    gate = facts.gate
+    if gate is not None and gate.paused:
+        return _paused(gate)
+    if gate is not None and gate.limits and not tokens(filled(gate, facts.now_us)):
+        return _metered(gate, facts.now_us)
     if not facts.serving:
         others = f"; of other queues {_workers(facts.elsewhere)} handler {task.handler!r}" if facts.elsewhere else ""
         return f"no live worker serves queue {task.queue!r}{others}"

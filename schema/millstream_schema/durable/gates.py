@@ -7,10 +7,12 @@ statements that claim, under the locks of the gates and permits concerned. What 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ..errors import ConfigurationError
 from .records import PermitRow, TaskRow
 
 STAYS = "*"
@@ -72,6 +74,25 @@ def gates_of(task: TaskRow) -> dict[GateKind, str]:
         GateKind.HANDLER: gate_id(GateKind.HANDLER, task.namespace, task.handler),
     }
     return found | ({GateKind.PERMIT: gate_id(GateKind.PERMIT, task.namespace, task.permit)} if task.permit else {})
+
+
+PERIODS = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
+"""Units of a rate's time, in µs."""
+_RATE = re.compile(r"([1-9][0-9]{0,5})/([smh])\Z")
+
+
+def rate_of(text: str) -> tuple[int, int]:
+    """``"100/m"`` as 100 and a minute's µs. Raises ConfigurationError."""
+    found = _RATE.match(text)
+    if not found:
+        raise ConfigurationError(f"rate {text!r} must be a whole number per second, minute or hour, e.g. 10/s, 100/m or 5/h")
+    return int(found[1]), PERIODS[found[2]]
+
+
+def rate_text(gate: Gate) -> str:
+    """The other way round; empty: no rate."""
+    unit = next((u for u, us in PERIODS.items() if us == gate.per_us), "")
+    return f"{gate.rate}/{unit}" if gate.limits else ""
 
 
 # -- the bucket

@@ -39,4 +39,30 @@ def admission_tables(m: MetaData, p: str) -> dict[str, Table]:
         Index(f"{p}gate_namespace_i", "namespace", "kind", "name"),
         Index(f"{p}gate_wake_i", "wake_us"),
     )
-    return {"gate": gate}
+    quota = Table(
+        f"{p}quota",
+        m,
+        Column("id", ident(160), primary_key=True),
+        Column("namespace", ident(64), nullable=False),
+        Column("queue", ident(64), nullable=False, default=""),
+        Column("accepting", Integer, nullable=False, default=1),
+        Column("backlog", Integer, nullable=False, default=0),
+        Column("accept", Integer, nullable=False, default=0),
+        big("per_us"),
+        Column("changed_by", ident(128), nullable=False, default=""),
+        big("changed_us"),
+        big("rev"),
+        CheckConstraint("accept = 0 OR per_us >= 1", name=f"{p}quota_window"),
+        Index(f"{p}quota_namespace_i", "namespace"),
+    )
+    acceptance = Table(
+        f"{p}acceptance",
+        m,
+        Column("quota", ident(160), primary_key=True),
+        Column("task", ident(64), primary_key=True),
+        big("at_us"),
+        Column("number", Integer, nullable=False, default=1),
+        Index(f"{p}acceptance_quota_i", "quota", "at_us"),
+        Index(f"{p}acceptance_at_i", "at_us"),
+    )
+    return {"gate": gate, "quota": quota, "acceptance": acceptance}

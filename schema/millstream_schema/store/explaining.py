@@ -10,11 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..durable.explaining import Holder, WhyFacts
-from ..durable.gates import Gate, GateKind, gate_id
+from ..durable.gates import Gate, GateKind, gates_of
 from ..durable.records import PermitRow, TaskRow
 from ..durable.states import TaskState
 from ..states import NodeState
-from . import catalogue
+from . import catalogue, gates
 from .database import Transaction
 from .rows import to
 
@@ -30,14 +30,11 @@ def facts(tx: Transaction, task: TaskRow) -> WhyFacts:
     if task.state is not TaskState.READY:
         return WhyFacts(now_us=now)
     if task.blocked_by:
-        return WhyFacts(now_us=now, permit=_permit(tx, task), gate=_gate(tx, task.blocked_by.partition(":")[2]))
-    lane = tx.row(sa.select(tx.t.lane.c.paused).where(tx.t.lane.c.id == task.lane))
-    if lane is not None and lane["paused"]:
-        return WhyFacts(now_us=now, lane_paused=True, gate=_gate(tx, gate_id(GateKind.QUEUE, task.namespace, task.queue)))
+        return WhyFacts(now_us=now, permit=_permit(tx, task), gate=_gate(tx, task))
     sessions = catalogue.live_sessions(tx).values()
     serving = [s for s in sessions if task.queue in s.queues]
     return WhyFacts(
-        now_us=now, serving=len(serving), able=sum(task.handler in s.handlers for s in serving),
+        now_us=now, gate=_gate(tx, task), serving=len(serving), able=sum(task.handler in s.handlers for s in serving),
         elsewhere=sum(task.handler in s.handlers and task.queue not in s.queues for s in sessions), ahead=_ahead(tx, task),
     )  # fmt: skip
 
@@ -55,9 +52,12 @@ def _permit(tx: Transaction, task: TaskRow) -> PermitRow | None:
     return None if row is None else to(PermitRow, row)
 
 
-def _gate(tx: Transaction, gate: str) -> Gate | None:
-    row = tx.row(sa.select(tx.t.gate).where(tx.t.gate.c.id == gate))
-    return None if row is None else to(Gate, row)
+def _gate(tx: Transaction, task: TaskRow) -> Gate | None:
+    """The one that keeps it: named by what it is parked under, else before its queue."""
+    kind, _, key = (task.blocked_by or "").partition(":")
+    at = gates_of(task)
+    wanted = key if kind in ("pause", "rate") else at.get(GateKind.PERMIT, "") if kind == "permit" else at[GateKind.QUEUE]
+    return gates.read(tx, [wanted]).get(wanted) if wanted else None
 
 
 def _ahead(tx: Transaction, task: TaskRow) -> int:

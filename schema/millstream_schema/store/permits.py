@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import sqlalchemy as sa
 
 from ..durable.gates import permit_blocker
@@ -106,3 +107,54 @@ def refill(tx: Transaction, permit: str) -> int:
     if row is None or row.paused:
         return 0
     return blockers.move_up(tx, permit_blocker(permit), row.capacity - row.held)
+
+
+# -- commands
+
+
+def set_capacity(tx: Transaction, permit: str, capacity: int) -> PermitRow:
+    """How many may hold it at once from now on; those who hold it keep it. Who can have it now moves up."""
+    ensure(tx, permit, capacity)
+    row = lock(tx, permit)
+    assert row is not None
+    if row.capacity != capacity:
+        tx.update(tx.t.permit, tx.t.permit.c.id == permit, tx.t.permit.c.rev == row.rev, capacity=capacity)
+    if not row.paused:
+        blockers.move_up(tx, permit_blocker(permit), capacity - row.held)
+    return row
+
+
+def read(tx: Transaction, permit: str) -> PermitRow | None:
+    """As it is; not locked."""
+    row = tx.row(_one(tx.t), id=permit)
+    return None if row is None else to(PermitRow, row)
+
+
+def of_namespace(tx: Transaction, namespace: str, after: str, limit: int) -> list[PermitRow]:
+    """Permits of a namespace in the order of their keys."""
+    t = tx.t.permit
+    where = [t.c.namespace == namespace, t.c.id > f"{namespace}/{after}", t.c.id < f"{namespace}0"]
+    return [to(PermitRow, r) for r in tx.rows(sa.select(t).where(*where).order_by(t.c.id).limit(limit))]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids of tasks that hold a permit, and of the first that wait for it; ``waiting``: how many wait, as far as they were counted."""
+
+    holders: list[str]
+    first: list[str]
+    waiting: int
+
+
+def line(tx: Transaction, namespace: str, key: str, limit: int) -> Line:
+    """Of each state at most ``limit`` tasks are looked at."""
+    t = tx.t.task
+    holders: list[str] = []
+    waiting: list[str] = []
+    for state in (TaskState.RUNNING, TaskState.DISPATCHED, TaskState.RETRY_WAIT, TaskState.READY):
+        mine = [t.c.namespace == namespace, t.c.permit == key, not_empty(t.c.permit), t.c.state == state]
+        for row in tx.rows(sa.select(t.c.id, t.c.permit_held).where(*mine).order_by(t.c.rank, t.c.id).limit(limit)):
+            if row["permit_held"]:
+                holders.append(row["id"])
+            elif state is TaskState.READY:
+                waiting.append(row["id"])
+    return Line(holders=holders, first=waiting[:10], waiting=len(waiting))

@@ -58,6 +58,8 @@ class Tables:
 
     # admission
     gate: Table
+    quota: Table
+    acceptance: Table
 
     # deliveries
     subscription: Table

@@ -72,6 +72,11 @@ def submit_many(tx: Transaction, news: Sequence[NewTask]) -> list[Receipt]:
     return [receipts[n.id] for n in news]
 
 
+def is_known(tx: Transaction, new: NewTask) -> bool:
+    """Whether something is stored under its key."""
+    return tx.row(_BY_KEY, namespace=new.namespace, handler=new.handler, key=new.key) is not None
+
+
 def _known(tx: Transaction, new: NewTask) -> Receipt:
     """What is stored under the key. Read without a lock: a caller's transaction that stays open must not hold up the task, and two repeats must not wait for each other.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tests.contract.store.stores import Opened
-from tests.contract.store.task_rows import LEASE, new, read, session, submit, take, taken
+from tests.contract.store.task_rows import HOUR, LEASE, new, read, session, submit, take, taken
 
 from millstream_schema.durable.catalogue import Served
 from millstream_schema.durable.explaining import why
-from millstream_schema.store import catalogue, explaining, registry
+from millstream_schema.durable.gates import GateKind
+from millstream_schema.store import catalogue, explaining, gates, registry
 
 
 def line(store: Opened, key: str, namespace: str = "default") -> str:
@@ -44,10 +45,16 @@ def test_permits_pauses_and_holders(store: Opened) -> None:
     assert line(store, "waits") == "it waits for permit 'p': 1 of 1 are held"
     assert line(store, "foreign", "other").startswith("it runs since") and "at s (session s), whose lease holds" in line(store, held.key)
     submit(store.db, new("paused"))
-    store.db.run(
-        lambda tx: tx.insert(tx.t.lane, id="default/default", namespace="default", queue="default", weight=1, paused=1, backlog=0, rev=0)
-    )
-    assert line(store, "paused") == "queue 'default' is paused"
+    store.db.run(lambda tx: gates.pause(tx, GateKind.QUEUE, "default", "default", actor="me", reason="moving house"))
+    said = line(store, "paused")
+    assert said.startswith("queue 'default' is paused by me since") and said.endswith(": moving house")
+    store.db.run(lambda tx: gates.resume(tx, GateKind.QUEUE, "default", "default", actor="me"))
+    store.db.run(lambda tx: gates.pause(tx, GateKind.PERMIT, "default", "p", actor="me", reason="it is broken"))
+    assert "permit 'p' is paused by me since" in line(store, "waits")
+    store.db.run(lambda tx: gates.set_rate(tx, GateKind.QUEUE, "default", "default", 1, HOUR, 1, actor="me"))
+    assert [r.key for r in take(store.db, "s")] == ["paused"]
+    submit(store.db, new("metered"))
+    assert line(store, "metered").startswith("queue 'default' starts 1/h: the next token is there in ")
     session(store.db, "s9")
     store.db.run(lambda tx: registry.leave_node(tx, "s"))
     assert "lease ran out" in line(store, held.key)

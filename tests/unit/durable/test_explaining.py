@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.durable.rows import NOW, SECOND, task_row
 
@@ -14,18 +15,14 @@ from millstream_schema.durable.states import TaskState
 
 T = TaskState
 BUSY = PermitRow(id="default/acct:7", namespace="default", key="acct:7", capacity=2, held=2, seq=9, paused=0, rev=1)
+SHUT = Gate(
+    id="queue:default/default", namespace="default", kind=GateKind.QUEUE, name="default", paused=1, paused_by="me", paused_why="moving house",
+    paused_us=1_700_000_000_000_000,
+)  # fmt: skip
+DRY = Gate(
+    id="permit:default/p", namespace="default", kind=GateKind.PERMIT, name="p", rate=2, per_us=60_000_000, burst=1, level=0, level_us=NOW,
+)  # fmt: skip
 PAUSED = PermitRow(id="default/acct:7", namespace="default", key="acct:7", capacity=2, held=0, seq=9, paused=1, rev=1)
-RATED = Gate(id="g", namespace="default", kind=GateKind.QUEUE, name="q", rate=5, per_us=60 * SECOND, burst=2)
-STOPPED = Gate(
-    id="g",
-    namespace="default",
-    kind=GateKind.PERMIT,
-    name="acct:7",
-    paused=1,
-    paused_by="anna",
-    paused_why="the bank\nis down",
-    paused_us=NOW,
-)
 LIVE = Holder(name="worker-1", expires_us=NOW + 4 * SECOND, gone=False)
 LATE = Holder(name="worker-1", expires_us=NOW - SECOND, gone=False)
 PARKED = {"blocked_by": "permit:default/acct:7", "permit": "acct:7"}
@@ -38,11 +35,19 @@ LINES: dict[str, tuple[TaskState, dict[str, Any], dict[str, Any], str]] = {
     "permit": (T.READY, PARKED, {"permit": BUSY}, "it waits for permit 'acct:7': 2 of 2 are held"),
     "permit paused": (T.READY, PARKED, {"permit": PAUSED}, "permit 'acct:7' is paused"),
     "permit unknown": (T.READY, PARKED, {}, "it waits for permit 'acct:7'"),
-    "rate": (T.READY, {"blocked_by": "rate:handler:default/mail"}, {}, "it waits for the rate of handler 'mail'"),
-    "rate known": (T.READY, {"blocked_by": "rate:queue:default/q"}, {"gate": RATED}, "it waits for the rate of queue 'q': 5 may begin in 60.0 s, at most 2 at once"),
-    "pause": (T.READY, {"blocked_by": "pause:permit:default/acct:7"}, {"gate": STOPPED}, "permit 'acct:7' is paused since 2027-01-15 08:00:00 UTC by anna: the bank is down"),
-    "lane paused by": (T.READY, {}, {"lane_paused": True, "gate": STOPPED}, "queue 'default' is paused since 2027-01-15 08:00:00 UTC by anna"),
-    "lane paused": (T.READY, {}, {"lane_paused": True, "able": 1, "serving": 1}, "queue 'default' is paused"),
+    "queue paused": (
+        T.READY, {}, {"gate": SHUT, "able": 1, "serving": 1}, "queue 'default' is paused by me since 2023-11-14 22:13:20 UTC: moving house",
+    ),
+    "handler paused": (
+        T.READY, {"blocked_by": "pause:handler:default/work"}, {"gate": msgspec.structs.replace(SHUT, kind=GateKind.HANDLER, name="work")},
+        "handler 'work' is paused by me since 2023-11-14 22:13:20 UTC: moving house",
+    ),
+    "rate": (
+        T.READY, {"blocked_by": "rate:permit:default/p"}, {"gate": DRY}, "permit 'p' starts 2/m: the next token is there in 30.0 s",
+    ),
+    "rate over": (
+        T.READY, {"blocked_by": "rate:permit:default/p"}, {}, "what kept it is over (rate of permit:p): the next sweep moves it up",
+    ),
     "no worker": (T.READY, {}, {}, "no live worker serves queue 'default'"),
     "other queues": (T.READY, {}, {"elsewhere": 2}, "no live worker serves queue 'default'; of other queues 2 live workers serve handler 'work'"),
     "no handler": (T.READY, {}, {"serving": 1}, "1 live worker serves queue 'default', and none has handler 'work'"),

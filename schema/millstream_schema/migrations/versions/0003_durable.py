@@ -17,6 +17,8 @@ TABLES = (
     "fire",
     # admission
     "gate",
+    "quota",
+    "acceptance",
     # deliveries
     "subscription",
     "event",
