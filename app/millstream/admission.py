@@ -37,25 +37,24 @@ class _Counted(msgspec.Struct):
 
 
 class Admission:
-    """For one namespace. Safe to use from several threads: each may look for itself."""
+    """Safe to use from several threads: each may look for itself."""
 
-    def __init__(self, database: Database, clock: Clock, namespace: str) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._db = database
         self._clock = clock
-        self._namespace = namespace
-        self._until = 0.0
-        self._quotas: Mapping[str, Quota] = {}
+        self._quotas: dict[str, tuple[float, Mapping[str, Quota]]] = {}
         self._counted: dict[str, _Counted] = {}
 
     def refused(self, news: Sequence[NewTask]) -> dict[str, Refused]:
         """Those of these requests, by id, that may not come in: in the order of their keys the first ones may, as far as there is room. What is known already may."""
-        if not self._set():
+        limited = [namespace for namespace in sorted({n.namespace for n in news}) if self._set(namespace)]
+        if not limited:
             return {}
         found: dict[str, Refused] = {}
         left: dict[str, Room] = {}
         wanted = len(news)
         for new in sorted(news, key=lambda n: (n.namespace, n.handler, n.key)):
-            rooms = {q.id: left.get(q.id) or self._room(q, wanted) for q in self._of(new.queue)}
+            rooms = {q.id: left.get(q.id) or self._room(q, wanted) for q in self._of(new)}
             full = next((r for r in rooms.values() if r.count < 1), None)
             if full is None:
                 left |= {key: msgspec.structs.replace(r, count=r.count - 1) for key, r in rooms.items()}
@@ -65,31 +64,33 @@ class Admission:
 
     def note(self, tx: Transaction, news: Sequence[NewTask], accepted: Sequence[str]) -> None:
         """Within the transaction that accepts them: for windows that count acceptances. ``accepted``: ids of those that are new."""
-        if not self._quotas:
-            return
         fresh = set(accepted)
-        by_queue: dict[str, list[str]] = {}
+        by_quota: dict[str, list[str]] = {}
+        counting = set()
         for new in news:
-            if new.id in fresh:
-                by_queue.setdefault(new.queue, []).append(new.id)
-        for queue, ids in sorted(by_queue.items()):
-            counting = [q.id for q in self._of(queue) if q.accept]
-            if counting:
-                quotas.note(tx, counting, min(ids), len(ids))
-            for q in self._of(queue):
-                if q.id in self._counted:
-                    self._counted[q.id].since += len(ids)
+            for quota in self._of(new) if new.id in fresh else ():
+                by_quota.setdefault(quota.id, []).append(new.id)
+                if quota.accept:
+                    counting.add(quota.id)
+        for key, ids in sorted(by_quota.items()):
+            if key in counting:
+                quotas.note(tx, key, min(ids), len(ids))
+            if key in self._counted:
+                self._counted[key].since += len(ids)
 
-    def _set(self) -> bool:
+    def _set(self, namespace: str) -> bool:
         """Whether any quota is set in the namespace."""
         now = self._clock.monotonic()
-        if now >= self._until:
-            self._quotas = {q.queue: q for q in self._db.read(lambda tx: quotas.of_namespace(tx, self._namespace))}
-            self._until = now + KEPT
-        return bool(self._quotas)
+        until, known = self._quotas.get(namespace, (0.0, {}))
+        if now >= until:
+            known = {q.queue: q for q in self._db.read(lambda tx: quotas.of_namespace(tx, namespace))}
+            self._quotas[namespace] = (now + KEPT, known)
+        return bool(known)
 
-    def _of(self, queue: str) -> list[Quota]:
-        return [self._quotas[name] for name in ("", queue) if name in self._quotas]
+    def _of(self, new: NewTask) -> list[Quota]:
+        """Its namespace's and its queue's, as they were read."""
+        _until, known = self._quotas.get(new.namespace, (0.0, {}))
+        return [known[name] for name in ("", new.queue) if name in known]
 
     def _room(self, quota: Quota, wanted: int) -> Room:
         now = self._clock.monotonic()

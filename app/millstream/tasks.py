@@ -117,7 +117,7 @@ class Tasks:
         )
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._search = TaskSearch(self.database, namespace)
-        self._admission = Admission(self.database, self._clock, namespace)
+        self._admission = Admission(self.database, self._clock)
         self.retention = Keeping(self.database, self._run, namespace, self._actor)
         self._bulk = BulkActs(self.database, self._run, self._ids, namespace, self._actor)
         self._changed = changed or threading.Event()
@@ -213,9 +213,7 @@ class Tasks:
             origin="direct",
         )
         transaction = self._joining.transaction(session, self._run)
-        refused = self._admission.refused([new])
-        if refused:
-            raise QuotaExceeded(refused[new.id].why, refused[new.id].retry_after)
+        self._require_room(new)
         (receipt,) = transaction.run(lambda tx: self._stored(tx, [new]))
         if receipt.conflict:
             raise TaskConflict(_conflict(new, receipt))
@@ -263,8 +261,9 @@ class Tasks:
         return [answers[at] for at in range(len(requests))]
 
     def forward(self, new: NewTask) -> Receipt:
-        """Accept a request that was made complete elsewhere, as it is: what a relay of an :class:`millstream.Outbox` does. Raises TaskConflict, StoreUnavailable."""
-        receipt = self._run(lambda tx: tasks.submit(tx, new))
+        """Accept a request that was made complete elsewhere, as it is: what a relay of an :class:`millstream.Outbox` does. Raises TaskConflict, QuotaExceeded, StoreUnavailable."""
+        self._require_room(new)
+        (receipt,) = self._run(lambda tx: self._stored(tx, [new]))
         if receipt.conflict:
             raise TaskConflict(_conflict(new, receipt))
         woken(self._wake, [new.queue])
@@ -274,6 +273,12 @@ class Tasks:
     def installation_id(self) -> str:
         """What tells this installation from every other: the ``target`` of an :class:`millstream.Outbox`."""
         return self._joining.home.uid
+
+    def _require_room(self, new: NewTask) -> None:
+        """Raises QuotaExceeded."""
+        refused = self._admission.refused([new])
+        if refused:
+            raise QuotaExceeded(refused[new.id].why, refused[new.id].retry_after)
 
     def _stored(self, tx: Transaction, news: Sequence[NewTask]) -> Sequence[Receipt]:
         """Within a transaction of ours or of the caller's."""

@@ -52,6 +52,7 @@ class Ran(msgspec.Struct):
     ended: float | None = None
     reported: str = ""
     permit_seq: int = 0
+    claimed_us: int = 0
 
 
 class SimPool:
@@ -69,7 +70,7 @@ class SimPool:
     def start(self, task: TaskRow) -> None:
         sim = self._worker.sim
         assert sim.world.now < self._deadline, f"{task.id} began past its lease"
-        ran = Ran(task.id, task.fence, task.session, sim.world.now, permit_seq=task.permit_seq)
+        ran = Ran(task.id, task.fence, task.session, sim.world.now, permit_seq=task.permit_seq, claimed_us=task.claimed_us)
         sim.ran.append(ran)
         self._running[task.id, task.fence] = ran
         script = msgspec.json.decode(task.args, type=Script)
@@ -287,6 +288,7 @@ class TaskSimulation:
         self.database = SimDatabase(self.world, self.database_clock)
         create_schema(self.database)
         self.ran: list[Ran] = []
+        self.capacities: dict[str, int] = {}
         self.caller = Caller(self)
         self.workers = [SimWorker(self, f"w{i}", slots) for i in range(workers)]
         self.sweepers = [SimSweeper(self) for _ in range(sweepers)]
@@ -317,7 +319,7 @@ class TaskSimulation:
             self.world.current = current
 
     def check(self) -> None:
-        """What must hold at every moment: permits are held by as many tasks as they say, never more than their capacity."""
+        """What must hold at every moment: permits are held by as many tasks as they say, never more than the largest capacity they had."""
 
         def work(tx: Transaction) -> None:
             t = tx.t.task
@@ -327,7 +329,9 @@ class TaskSimulation:
                 held[task.permit_id] = held.get(task.permit_id, 0) + 1
                 assert not task.state.settled and task.state is not TaskState.UNKNOWN, f"{task.key} is {task.state} and holds a permit"
             for row in tx.rows(tx.t.permit.select()):
-                assert row["held"] == held.get(row["id"], 0) <= row["capacity"], f"permit {row['id']}: {row['held']}, tasks {held}"
+                assert row["held"] == held.get(row["id"], 0), f"permit {row['id']}: {row['held']}, tasks {held}"
+                most = self.capacities[row["id"]] = max(row["capacity"], self.capacities.get(row["id"], 0))
+                assert row["held"] <= most, f"permit {row['id']}: {row['held']} of {most}"
 
         self._read(work)
 

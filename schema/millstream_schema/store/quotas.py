@@ -5,8 +5,6 @@ Read by clients before they submit, on a connection of their own, so that nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import sqlalchemy as sa
 
@@ -90,11 +88,9 @@ def _accepted(tx: Transaction, quota: Quota, now: int) -> tuple[int, int]:
     return total, oldest + quota.per_us
 
 
-def note(tx: Transaction, quotas: Sequence[str], task: str, count: int) -> None:
-    """That tasks were accepted, under the id of the first, for quotas that count acceptances. Nobody else's row is touched."""
-    now = tx.now_us()
-    for quota in quotas:
-        tx.insert_or_nothing(tx.t.acceptance, quota=quota, task=task, at_us=now, number=count)
+def note(tx: Transaction, quota: str, task: str, count: int) -> None:
+    """That tasks were accepted, under the id of the first, for a quota that counts acceptances. Nobody else's row is touched."""
+    tx.insert_or_nothing(tx.t.acceptance, quota=quota, task=task, at_us=tx.now_us(), number=count)
 
 
 def forget(tx: Transaction, limit: int) -> int:

@@ -26,7 +26,7 @@ from millstream_schema.store.settling import Answer, Settlement
 
 from .floors import Floors
 from .pool import Pool
-from .shares import shares
+from .shares import Fairness
 
 log = structlog.get_logger(__name__)
 SETTLED_AT_ONCE = 200
@@ -114,8 +114,7 @@ class TaskHost:
         self._claim = ""
         self._claim_token = ""
         self._lanes: dict[str, float] = {}
-        self._load: dict[str, int] = {}
-        self._weights: dict[str, tuple[int, bool]] = {}
+        self._fairness = Fairness()
         self._lanes_until = 0.0
         self._floors = Floors()
 
@@ -288,6 +287,7 @@ class TaskHost:
         for row in claimed.tasks:
             if row.id not in self._held:
                 self._held[row.id] = _Held(row, now)
+                self._fairness.took(row.lane)
                 self._buffer.append(row.id)
         self._more = len(claimed.tasks) >= room
         if claimed.tasks:
@@ -323,17 +323,18 @@ class TaskHost:
 
     def _survey(self, now: float) -> None:
         """Which lanes there are, how many of each are held, what is set of them. Good for a while: what changes meanwhile costs fairness a little, and no task."""
-        found, self._load, self._weights = self._db.read(lambda tx: claims.survey(tx, self._settings.queues, self._lanes))
+        found, held, settings = self._db.read(lambda tx: claims.survey(tx, self._settings.queues, self._lanes))
         for lane in found:
             self._lanes.pop(lane, None)
             self._lanes[lane] = now  # newest last
         for lane in [lane for lane, seen in self._lanes.items() if now - seen > LANES_KEPT or len(self._lanes) > LANES_TRIED]:
             if lane not in found:
                 del self._lanes[lane]
+        self._fairness.surveyed(held, settings, list(self._lanes))
         self._lanes_until = now + LANES_FOR
 
     def _claimed(self, room: int) -> Claimed | None:
-        parts = shares(list(self._lanes), self._load, self._weights, room)
+        parts = self._fairness.split(room)
         again = bool(self._claim)  # kept until it is answered: an unknown outcome is resolved by the same claim
         if not again:
             self._claim, self._claim_token = self._ids.new("claim", 10), self._ids.new("token", 10)
@@ -395,6 +396,7 @@ class TaskHost:
                     self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
                 continue
             del self._held[task]
+            self._fairness.ended(held.row.lane)
             if held.row.permit:
                 self._floors.forget()  # the next one for its permit has waited for long
             if held.began:

@@ -34,17 +34,17 @@ def slow_work(number: int = 0) -> int:
 @pytest.fixture
 def client(store: Opened) -> Iterator[Tasks]:
     with Tasks(INSTALLATION, handlers, database=store.db) as found:
-        found._admission._until = float("inf")  # read again by `limited` alone
+        found._admission._quotas["default"] = (float("inf"), {})  # read again by `limited` alone
         yield found
 
 
 def limited(store: Opened, client: Tasks, queue: str = "", **quota: object) -> Quota:
     with Queues(INSTALLATION, actor="me", database=store.db) as queues:
         found = queues.set_quota(queue, **quota)  # type: ignore[arg-type]
-    client._admission._until = 0.0
     client._admission._counted.clear()
-    client._admission._set()
-    client._admission._until = float("inf")
+    client._admission._quotas.clear()
+    client._admission._set("default")
+    client._admission._quotas["default"] = (float("inf"), client._admission._quotas["default"][1])
     return found
 
 
@@ -150,7 +150,7 @@ def test_without_a_quota_a_submission_executes_no_statement_more(store: Opened, 
     client.submit("work", 0)
     plain = statements(store, lambda: store.db.run(lambda tx: tasks.submit(tx, new("a"))))
     assert statements(store, lambda: client.submit("work", 1)) == plain
-    client._admission._until = 0.0
+    client._admission._quotas.clear()
     assert statements(store, lambda: client.submit("work", 2)) > plain
 
 

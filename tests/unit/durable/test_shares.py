@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_tasks.durable.shares import shares
+from millstream_tasks.durable.shares import Fairness, shares
 
 LANES = st.lists(st.sampled_from(["a/x", "a/y", "b/x", "c/z"]), unique=True)
 HELD = st.dictionaries(st.sampled_from(["a/x", "a/y", "b/x", "other/x"]), st.integers(0, 50))
@@ -76,3 +78,48 @@ def test_over_many_claims_each_lane_gets_its_weight(settings: dict[str, tuple[in
     weights = {lane: settings.get(lane, (1, False))[0] for lane in lanes}
     per_weight = [held[lane] / weights[lane] for lane in lanes]
     assert max(per_weight) - min(per_weight) <= 1.0
+
+
+# -- over time
+
+
+def served(fair: Fairness, lanes: dict[str, int], slots: int, ends: int, seed: int = 0, every: int = 10) -> Counter[str]:
+    """What one session with so many slots serves of lanes that are never empty; each turn one of the running ones ends, now and then a survey counts anew."""
+    rng = random.Random(seed)
+    settings = {lane: (weight, False) for lane, weight in lanes.items()}
+    running: list[str] = []
+    done: Counter[str] = Counter()
+    for turn in range(ends):
+        if turn % every == 0:
+            fair.surveyed(dict(Counter(running)), settings, list(lanes))
+        for lane, count in fair.split(slots - len(running)).items():
+            for _ in range(count):
+                fair.took(lane)
+                running.append(lane)
+        over = running.pop(rng.randrange(len(running)))
+        fair.ended(over)
+        done[over] += 1
+    return done
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 8, 50])
+@pytest.mark.parametrize("every", [1, 7, 1000])
+def test_two_applications_in_one_queue_are_served_alike(slots: int, every: int) -> None:
+    """Neither starves, however few slots there are and however old the last survey is."""
+    done = served(Fairness(), {"a/q": 1, "b/q": 1}, slots, 2_000, every=every)
+    assert abs(done["a/q"] - done["b/q"]) <= 2_000 * 0.06, done
+
+
+@pytest.mark.parametrize("slots", [1, 4, 8, 40])
+def test_weight_three_is_served_three_times_as_often(slots: int) -> None:
+    """About, under saturation."""
+    done = served(Fairness(), {"a/q": 3, "b/q": 1}, slots, 4_000)
+    assert 2.5 < done["a/q"] / done["b/q"] < 3.5, done
+
+
+def test_a_lane_that_comes_back_takes_its_turn_and_no_more() -> None:
+    """It does not make up for the time it was empty."""
+    fair = Fairness()
+    served(fair, {"a/q": 1}, 1, 500)
+    done = served(fair, {"a/q": 1, "b/q": 1}, 1, 20)
+    assert abs(done["a/q"] - done["b/q"]) <= 2, done
