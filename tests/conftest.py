@@ -9,10 +9,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.support import services, tenancy
 from tests.support.services import SERVICES, Found
 
 _found: dict[str, Found] = {}
+# How long a busy machine takes to make an example says nothing about the example.
+settings.register_profile("millstream", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("millstream")
 
 
 def pytest_configure(config: pytest.Config) -> None:

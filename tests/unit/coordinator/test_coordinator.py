@@ -111,7 +111,7 @@ def test_a_job_whose_storage_cannot_be_opened_stops_no_other(rig: Rig) -> None:
         JobState.PENDING,
         "checkpoint storage tape:///x: this kind is not known",
     )
-    assert wait > 0 and coordinator.counts() == {"set_aside": 1, "defects": 0, "tasks_set_aside": 0}
+    assert wait > 0 and coordinator.counts() == {"set_aside": 1, "defects": 0, "tasks_set_aside": 0, "schedules_held": 0}
 
 
 def test_a_split_in_two_snapshots_ends_the_job(rig: Rig) -> None:
