@@ -23,6 +23,7 @@ from millstream_schema.store.tables import SCHEMA_VERSION
 from . import formatting
 from .arguments import config_of, pipelines_of, settings_of
 from .cli_bulk import retention_app
+from .cli_doctor import doctor
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
 from .cli_outbox import outbox_app
 from .cli_queues import permits_app, queues_app
@@ -44,6 +45,7 @@ main.add_typer(tasks_app, name="tasks")
 main.add_typer(reviews_app, name="reviews")
 main.add_typer(outbox_app, name="outbox")
 main.command("why")(why)
+main.command("doctor")(doctor)
 main.add_typer(retention_app, name="retention")
 main.add_typer(queues_app, name="queues")
 main.add_typer(permits_app, name="permits")

@@ -168,6 +168,10 @@ class Given:
             found = {"transport": "unix://", "checkpoints": "file:///", **found}
         return Installation.checked(found)
 
+    def names_a_database(self) -> bool:
+        """Whether any is given."""
+        return self.local is not None or bool(self.values.get("database") or os.environ.get(VARIABLES["database"]))
+
     def tasks(self) -> Tasks:
         """Durable tasks, acted on as the user who is logged in."""
         return Tasks(self.installation(database_only=True), None, self.namespace, actor=f"cli:{getpass.getuser()}")

@@ -207,3 +207,26 @@ def test_changed_parameters_are_found_by_the_business_key(program: Program) -> N
     assert program.found("--business-key", "b") == ["k0-corrected", "k1", "k0"]
     shown = {t: program.data("tasks", "show", t) for t in (task, program.ids["k0"])}
     assert shown[task]["args"] == "[99]" and shown[program.ids["k0"]]["args"] == "[0]" and not shown[task]["retry_of"]
+
+
+def test_doctor_says_what_is_wrong_and_exits_with_1(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks wait and no worker serves them; with --celery the application's settings, too, also without a database."""
+    code, out, _ = program("doctor", "--json")
+    found = {f["about"]: f for f in json.loads(out)}
+    assert code == 1 and found["queues without workers"]["gravity"] == "wrong" and found["schema"]["gravity"] == "fine"
+    code, out, _ = program("doctor")
+    assert code == 1 and "start workers that serve them" in " ".join(out.split())
+    text = "from celery import Celery\napp = Celery('t', broker='redis://nobody', set_as_current=False)\napp.conf.accept_content = ['pickle']\n"
+    (program.directory / "trapped_app.py").write_text(text)
+    monkeypatch.syspath_prepend(str(program.directory))
+    result = CliRunner().invoke(main, ["doctor", "--celery", "trapped_app:app", "--json"])
+    assert result.exit_code == 1 and {f["about"] for f in json.loads(result.stdout)} >= {"pickle"} and "schema" not in result.stdout
+    assert program.refused("doctor", "--celery", "nowhere:app")[0] == 2
+
+
+def test_doctor_names_a_schema_that_is_not_there(tmp_path: Path) -> None:
+    """And nothing else."""
+    (tmp_path / "millstream.db").touch()
+    result = CliRunner().invoke(main, ["doctor", "--json", "--local", str(tmp_path)])
+    (found,) = json.loads(result.stdout)
+    assert (result.exit_code, found["about"], found["cure"]) == (1, "schema", "millstream up, or upgrade Millstream")
