@@ -18,12 +18,15 @@ from tests.contract.store.task_rows import HOUR, LANE, LEASE, POLICY, SECOND, en
 
 from millstream_schema.canonical import fingerprint
 from millstream_schema.durable import outcomes as o
+from millstream_schema.durable.bulk import Act, OperationRow
 from millstream_schema.durable.catalogue import HandlerEntry, Served
 from millstream_schema.durable.deliveries import SubscriptionState
+from millstream_schema.durable.finding import Place
 from millstream_schema.durable.gates import GateKind
 from millstream_schema.durable.outbox import Accepted, EntryCause, EntryDecision, EntryRow, EntryState, Limits, on_claim, on_sent
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.recurrence import Interval
+from millstream_schema.durable.retention import RetentionRule
 from millstream_schema.durable.schedules import Overlap
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.ports import SystemClock
@@ -35,9 +38,11 @@ from millstream_schema.store import (
     fires,
     gates,
     lanes,
+    operations,
     outboxes,
     permits,
     registry,
+    retention,
     schedules,
     settling,
     subscriptions,
@@ -51,9 +56,10 @@ from millstream_schema.store.rows import to
 OUTBOX_PREFIX = "crash_"
 TARGET = "installation-1"
 DAILY = Interval(every_us=86_400 * SECOND)
+NEVER = 2**60
 S = SubscriptionState
 Prepare = Callable[[Database], Any]
-Act = Callable[[Transaction, Any, bool], Any]
+Work = Callable[[Transaction, Any, bool], Any]
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +71,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
 
     covers: tuple[Callable[..., Any], ...]
     prepare: Prepare
-    act: Act | None = None
+    act: Work | None = None
     through: Callable[[Database], Any] | None = None
     answer: bool = True
     touched: frozenset[str] = frozenset()
@@ -419,6 +425,98 @@ SWEEPING: dict[str, Boundary] = {
 }
 
 
+# -- acts on many, retention
+
+
+ACT = {"id": "act", "namespace": "default", "expected": 2, "reason": "because", "actor": "me"}
+
+
+def over(*keys: str) -> Prepare:
+    """Tasks that failed."""
+
+    def work(db: Database) -> dict[str, TaskRow]:
+        rows = claimed(*[task(k) for k in keys])(db)
+        settle(db, *[ending(rows[k], o.GaveUp("no")) for k in keys])
+        return every(db)
+
+    return work
+
+
+def begun(act: Act, prepare: Prepare) -> Callable[[Database], OperationRow]:
+    def work(db: Database) -> OperationRow:
+        prepare(db)
+        return db.run(lambda tx: operations.begin(tx, {**ACT, "act": act}))
+
+    return work
+
+
+def acting(act: Act, prepare: Prepare, place: Place | None = None) -> Boundary:
+    """A part of it; with ``place`` others follow."""
+    return Boundary(
+        covers=(operations.part,),
+        prepare=begun(act, prepare),
+        act=lambda tx, before, _: operations.part(tx, before, ["a", "b"], place, lambda _row: True, counted("again")),
+    )
+
+
+def counted(name: str) -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"{name}-{next(numbers)}"
+
+
+def unserved(db: Database) -> None:
+    """A handler nobody serves any more."""
+    db.run(lambda tx: catalogue.enter(tx, "s", "s", LEASE, Served((), {}), (ENTRY,)))
+    db.run(lambda tx: tx.update(tx.t.handler, seen_us=1))
+
+
+def ended_act(db: Database) -> None:
+    begun(Act.CANCEL, nothing)(db)
+    db.run(lambda tx: tx.update(tx.t.operation, over=1))
+
+
+RULE = RetentionRule(namespace="default", keep_us=HOUR)
+OPERATING: dict[str, Boundary] = {
+    "begin of an act": Boundary(
+        covers=(operations.begin,), prepare=nothing, act=lambda tx, _ready, _: operations.begin(tx, {**ACT, "act": Act.CANCEL})
+    ),
+    "cancel of many": acting(Act.CANCEL, claimed(task("a"), task("b", effects=Effects.EXTERNAL))),
+    "cancel of many, and more follow": acting(Act.CANCEL, ready(task("a"), task("b")), Place(1, "b")),
+    "retry of many": acting(Act.RETRY, over("a", "b")),
+    "purge of many": acting(Act.PURGE, over("a", "b")),
+    "retry by hand": Boundary(
+        covers=(operations.retry,),
+        prepare=over("a"),
+        act=lambda tx, _rows, _: operations.retry(tx, "default", "a", {**ACT, "act": Act.RETRY}, "a/again"),
+        touched=frozenset({"task"}),
+    ),
+    "acts that are forgotten": Boundary(
+        covers=(operations.forget,), prepare=ended_act, act=lambda tx, _ready, _: operations.forget(tx, NEVER), answer=False
+    ),
+    "retention": Boundary(
+        covers=(retention.purge,),
+        prepare=over("a", "b"),
+        act=lambda tx, _rows, _: retention.purge(tx, "default", ["a", "b"]),
+        answer=False,
+    ),
+    "rule of retention": Boundary(
+        covers=(retention.set_rule,),
+        prepare=nothing,
+        act=lambda tx, _ready, _: retention.set_rule(tx, RULE, "me"),
+        touched=frozenset({"retention"}),
+    ),
+    "end of a rule of retention": Boundary(
+        covers=(retention.drop_rule,),
+        prepare=lambda db: db.run(lambda tx: retention.set_rule(tx, RULE, "me")),
+        act=lambda tx, _ready, _: retention.drop_rule(tx, "default", RULE.scope, ""),
+        answer=False,
+    ),
+    "handlers that are forgotten": Boundary(
+        covers=(catalogue.forget,), prepare=unserved, act=lambda tx, _ready, _: catalogue.forget(tx, 1_000), answer=False
+    ),
+}
+
+
 # -- schedules
 
 
@@ -473,7 +571,7 @@ def changed(db: Database) -> None:
     publish(db, given=definition(DAILY))
 
 
-def publishing(args: str = "[]", *, force: bool = False) -> Act:
+def publishing(args: str = "[]", *, force: bool = False) -> Work:
     d = definition(DAILY, args=args)
 
     def work(tx: Transaction, _ready: Any, _again: bool) -> Any:
@@ -513,7 +611,6 @@ def forgettable(db: Database) -> None:
     db.run(lambda tx: tx.update(tx.t.fire, recorded_us=1))
 
 
-NEVER = 2**60
 SCHEDULING: dict[str, Boundary] = {
     "fire": Boundary(covers=(fires.advance,), prepare=scheduled(), through=fire(), answer=False),
     "fire that waits": Boundary(covers=(fires.advance,), prepare=overlapped(Overlap.QUEUE_ONE), through=fire(2), answer=False),
@@ -783,4 +880,4 @@ RELAYING: dict[str, Boundary] = {
         on="outbox",
     ),
 }
-TABLE: dict[str, Boundary] = {**SUBMITTING, **CLAIMING, **SETTLING, **SWEEPING, **SCHEDULING, **DELIVERING, **RELAYING}
+TABLE: dict[str, Boundary] = {**SUBMITTING, **CLAIMING, **SETTLING, **SWEEPING, **OPERATING, **SCHEDULING, **DELIVERING, **RELAYING}

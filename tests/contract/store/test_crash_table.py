@@ -166,6 +166,7 @@ PIPES = {"database", "drivers", "callers", "commits", "migrate", "columns"}
 PARTS = {
     "tasks.apply": "part of settle, cancel, take-back, wake-up, review: a decision written under a lock",
     "tasks.keep_attempt": "part of settle, take-back, review",
+    "settling.cancel_locked": "part of cancel, and of an act on many",
     "permits.ensure": "part of a claim, and harmless alone: insert or nothing",
     "permits.take": "part of a claim",
     "permits.release": "part of every end of a holder",
