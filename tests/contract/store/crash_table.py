@@ -24,6 +24,7 @@ from millstream_schema.durable.deliveries import SubscriptionState
 from millstream_schema.durable.finding import Place
 from millstream_schema.durable.gates import GateKind
 from millstream_schema.durable.outbox import Accepted, EntryCause, EntryDecision, EntryRow, EntryState, Limits, on_claim, on_sent
+from millstream_schema.durable.quotas import Quota, quota_id
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.recurrence import Interval
 from millstream_schema.durable.retention import RetentionRule
@@ -41,6 +42,7 @@ from millstream_schema.store import (
     operations,
     outboxes,
     permits,
+    quotas,
     registry,
     retention,
     schedules,
@@ -348,6 +350,14 @@ def token_there(db: Database) -> None:
 ENTRY = HandlerEntry(
     name="work", version="1", queue="default", effects=Effects.IDEMPOTENT, policy="{}", permit="", ordered=0, parameters="[]"
 )
+QUOTA = Quota(id=quota_id("default", "default"), namespace="default", queue="default", backlog=5)
+
+
+def counted_long_ago(db: Database) -> None:
+    db.run(lambda tx: quotas.note(tx, QUOTA.id, "a", 2))
+    db.run(lambda tx: tx.update(tx.t.acceptance, at_us=1))
+
+
 SWEEPING: dict[str, Boundary] = {
     "session": Boundary(
         covers=(catalogue.enter, registry.register_node),
@@ -415,6 +425,29 @@ SWEEPING: dict[str, Boundary] = {
         prepare=lambda db: db.run(lambda tx: gates.set_rate(tx, GateKind.QUEUE, "default", "default", 5, SECOND, 2, actor="me")),
         act=lambda tx, _ready, _: gates.set_rate(tx, GateKind.QUEUE, "default", "default", 0, SECOND, 2, actor="me").rate,
         touched=frozenset({"gate"}),
+    ),
+    "capacity of a permit": Boundary(
+        covers=(permits.set_capacity,),
+        prepare=claimed(task("a", permit="p"), task("b", permit="p")),
+        act=lambda tx, _rows, _: permits.set_capacity(tx, "default/p", 2),
+        answer=False,  # what it was before
+    ),
+    "quota": Boundary(
+        covers=(quotas.set_quota,),
+        prepare=nothing,
+        act=lambda tx, _ready, _: quotas.set_quota(tx, QUOTA, actor="me"),
+        touched=frozenset({"quota"}),
+    ),
+    "end of a quota": Boundary(
+        covers=(quotas.set_quota,),
+        prepare=lambda db: db.run(lambda tx: quotas.set_quota(tx, QUOTA, actor="me")),
+        act=lambda tx, _ready, _: quotas.set_quota(tx, msgspec.structs.replace(QUOTA, backlog=0), actor="me"),
+    ),
+    "acceptance a quota counts": Boundary(
+        covers=(quotas.note,), prepare=nothing, act=lambda tx, _ready, _: quotas.note(tx, QUOTA.id, "a", 2)
+    ),
+    "acceptances that are forgotten": Boundary(
+        covers=(quotas.forget,), prepare=counted_long_ago, act=lambda tx, _ready, _: quotas.forget(tx, 10), answer=False
     ),
     "weight of a queue": Boundary(
         covers=(lanes.set_weight,),
