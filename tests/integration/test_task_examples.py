@@ -16,8 +16,10 @@ HOME = ROOT / "examples" / "tasks"
 NOT_EXAMPLES = {"__init__", "workplace"}
 NAMES = sorted(path.stem for path in HOME.glob("*.py") if path.stem not in NOT_EXAMPLES)
 WANTED = {
+    "application_quota": "an application's quota over all its queues",
     "batch_accept": "files accepted in one batch: identity for each, partial results",
     "cancel_running": "cancel while running",
+    "changed_parameters": "a linked task with changed parameters",
     "file_conversion": "CSV to JSON with a worker",
     "health_check": "health check",
     "manual_recovery": "a standalone task reviewed and retried as a linked task",
@@ -25,6 +27,7 @@ WANTED = {
     "outbox": "transactional outbox",
     "periodic_sync": "periodic data sync",
     "priority_isolation": "priority and isolation of applications",
+    "queue_limits": "rate limit and backpressure of a queue",
     "relative_delay": "relative delay",
     "result_inbox": "reliable subscription to results",
     "safe_retry": "limited safe retry",
