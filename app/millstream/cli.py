@@ -25,6 +25,7 @@ from .arguments import config_of, pipelines_of, settings_of
 from .cli_bulk import retention_app
 from .cli_doctor import doctor
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
+from .cli_markers import markers_app
 from .cli_outbox import outbox_app
 from .cli_queues import permits_app, queues_app
 from .cli_schedules import schedules_app
@@ -42,6 +43,7 @@ main = typer.Typer(
 )
 main.add_typer(jobs_app, name="jobs")
 main.add_typer(tasks_app, name="tasks")
+main.add_typer(markers_app, name="markers")
 main.add_typer(reviews_app, name="reviews")
 main.add_typer(outbox_app, name="outbox")
 main.command("why")(why)

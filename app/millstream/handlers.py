@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Unpack, overload
 
 from millstream_schema.durable.records import Receipt
-from millstream_schema.durable.requests import Options
+from millstream_schema.durable.requests import NAME, Options
 from millstream_schema.errors import ConfigurationError
-from millstream_tasks.durable.handlers import Errors, Handler, HandlerRegistry
+from millstream_tasks.durable.handlers import Errors, Handler, HandlerRegistry, Source
 
 from .celery_options import translated
 from .declarations import Declared, classes
@@ -64,10 +64,21 @@ class DurableHandler(Handler):
 
 
 class Handlers:
-    """Registers functions as handlers of durable tasks."""
+    """Registers functions as handlers of durable tasks.
 
-    def __init__(self) -> None:
-        self.registry = HandlerRegistry()
+    ``databases``: those of your own that handlers use by ``ctx.transaction(name)``: name → SQLAlchemy URL, or a function that gives it when it is first needed. Each needs the
+    marker table: ``millstream markers init``. Raises ConfigurationError.
+    """
+
+    def __init__(self, *, databases: Mapping[str, Source] | None = None) -> None:
+        wrong = [
+            name for name, source in (databases or {}).items() if not NAME.match(name) or not (isinstance(source, str) or callable(source))
+        ]
+        if wrong:
+            raise ConfigurationError(
+                f"databases: {', '.join(map(repr, wrong))}: names must match {NAME.pattern}, and stand for a URL or a function that gives it"
+            )
+        self.registry = HandlerRegistry(databases)
         self._client: Submitter | None = None
 
     def bind(self, client: Submitter) -> None:

@@ -72,7 +72,9 @@ class TaskWorker:
         _make_directory(inst)
         self.database = Database(inst.database, clock, prefix=inst.table_prefix, timeout_ms=inst.idle_in_transaction_ms)
         create_schema(self.database)
-        self._databases = HandlerDatabases(inst.database, inst.table_prefix, inst.idle_in_transaction_ms, clock)
+        self._databases = HandlerDatabases(
+            inst.database, inst.table_prefix, inst.idle_in_transaction_ms, clock, self._handlers.registry.databases
+        )
         self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended, self._databases)
         settings = HostSettings(
             name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,

@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         pipe.send(Ready(f"{type(exc).__name__}: {exc}"))
         return 1
     ids, clock, pause = SystemIds(), SystemClock(), threading.Event()
-    databases = HandlerDatabases(boot.database, boot.prefix, boot.timeout_ms, clock)
+    databases = HandlerDatabases(boot.database, boot.prefix, boot.timeout_ms, clock, registry.databases)
     control = Control(pipe, clock, boot.beat_ms / 1000)
     control.start()
     sys.setswitchinterval(0.001)  # the control thread shall hear of a cancel soon

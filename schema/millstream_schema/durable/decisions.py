@@ -10,7 +10,7 @@ import msgspec
 
 from . import outcomes as o
 from .records import Policy, TaskRow
-from .states import Cause, Effects, TaskState
+from .states import AMISS, Cause, Effects, TaskState
 
 LONGEST_SNOOZE_US = 30 * 24 * 3600 * 1_000_000
 LONGEST_RETRY_US = 10 * 365 * 24 * 3600 * 1_000_000
@@ -19,8 +19,12 @@ RANK_STEP_US = 1_000_000
 """How much earlier one unit of priority lets a task be taken. Rank is an instant: what waits long enough overtakes everything, so nothing starves."""
 
 
+SOONEST_ASK_US, LATEST_ASK_US = 5 * 1_000_000, 600 * 1_000_000
+"""Pause before another database that could not be reached is asked again: a tenth of the task's age, within these bounds."""
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write. ``wake_us``: when it is due again; counters are added."""
+    """What to write. ``wake_us``: when it is due again; counters are added. ``ending``: the end it comes to unless the marker has a result, encoded; kept until then."""
 
     state: TaskState
     cause: Cause = Cause.NONE
@@ -31,6 +35,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     losses: int = 0
     snoozes: int = 0
     keeps_permit: bool = False
+    ending: str | None = None
 
 
 def rank(available_us: int, priority: int) -> int:
@@ -40,11 +45,17 @@ def rank(available_us: int, priority: int) -> int:
 
 def on_end(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chance: float) -> Decision:
     """What becomes of a held task whose attempt has ended. ``chance`` in [0, 1) decides the jitter of a back-off."""
+    return _resolved(task, outcome, now) if task.ending is not None else parked(task, _ended(task, policy, outcome, now, chance))
+
+
+def _ended(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chance: float) -> Decision:
     match outcome:
         case o.Succeeded():
             return Decision(state=TaskState.SUCCEEDED)
-        case o.Unstarted():
+        case o.Unstarted() | o.Absent():
             return _given_back(task, now, Cause.GIVEN_BACK)
+        case o.Unreached(message=message):
+            return _unreached(task, now, message)
         case o.GaveUp(message=message):
             return Decision(state=TaskState.FAILED, cause=Cause.HANDLER, reason=message, failures=1)
         case o.Overran(message=message):
@@ -63,6 +74,53 @@ def on_end(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chanc
             return _raised(task, policy, outcome, now, chance)
         case o.Lost() | o.Crashed() | o.Killed():
             return _unchosen(task, policy, outcome, now, chance)
+
+
+def parked(task: TaskRow, decision: Decision) -> Decision:
+    """A decision about a task one of whose attempts went to another database: that attempt may commit there at any time until the marker's fence is raised.
+
+    So no end but the one its marker tells is written before a worker has raised it: the end is kept, and the task is claimed once more, for that alone.
+    """
+    if not task.marker or decision.state not in AMISS:
+        return decision
+    ending = msgspec.structs.replace(decision, failures=0, crashes=0, losses=0, snoozes=0)
+    return msgspec.structs.replace(
+        decision, state=TaskState.READY, wake_us=None, keeps_permit=False, ending=msgspec.json.encode(ending).decode()
+    )
+
+
+def _resolved(task: TaskRow, outcome: o.AnyOutcome, now: int) -> Decision:
+    """What the worker found that was to raise the marker's fence: the result of an attempt that committed, or none, so that the kept end is the end."""
+    assert task.ending is not None
+    match outcome:
+        case o.Succeeded():
+            return Decision(state=TaskState.SUCCEEDED)
+        case o.Absent():
+            return msgspec.json.decode(task.ending, type=Decision)
+        case o.Unstarted() | o.Lost():
+            return Decision(state=TaskState.READY, cause=task.cause, reason=task.reason, ending=task.ending)
+        case _:
+            why = getattr(outcome, "message", "") or type(outcome).__name__
+            wake = now + _ask_again_us(task, now)
+            return Decision(
+                state=TaskState.RETRY_WAIT, cause=Cause.MARKER, reason=f"{task.marker}: {why}", wake_us=wake, ending=task.ending
+            )
+
+
+def _unreached(task: TaskRow, now: int, message: str) -> Decision:
+    """Its own code has not run: no attempt counts."""
+    if task.cancel:
+        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)
+    late = expired(task, now)
+    if late:
+        return Decision(state=TaskState.EXPIRED, cause=late)
+    wake = now + _ask_again_us(task, now)
+    reason = f"{task.marker}: {message}"
+    return Decision(state=TaskState.RETRY_WAIT, cause=Cause.MARKER, reason=reason, wake_us=wake, keeps_permit=bool(task.ordered))
+
+
+def _ask_again_us(task: TaskRow, now: int) -> int:
+    return max(SOONEST_ASK_US, min((now - task.created_us) // 10, LATEST_ASK_US))
 
 
 def _given_back(task: TaskRow, now: int, cause: Cause) -> Decision:
@@ -93,14 +151,18 @@ def expired(task: TaskRow, now: int) -> Cause:
 
 
 def limit_of(task: TaskRow, starts: int) -> int | None:
-    """Until when a task that has been started so often has to start again; None: no limit."""
+    """Until when a task that has been started so often has to start again; None: no limit, or it has an end and waits for its marker."""
+    if task.ending is not None:
+        return None
     return min((at for at in (task.deadline_us, 0 if starts else task.start_by_us) if at), default=None)
 
 
 def on_limit(task: TaskRow, now: int) -> Decision | None:
     """A waiting task's last instant to start may have passed."""
     late = expired(task, now)
-    return Decision(state=TaskState.EXPIRED, cause=late) if late and not task.state.held else None
+    if not late or task.state.held or task.ending is not None:
+        return None
+    return parked(task, Decision(state=TaskState.EXPIRED, cause=late))
 
 
 def _snoozed(task: TaskRow, policy: Policy, for_us: int, now: int) -> Decision:
@@ -177,14 +239,14 @@ def _poison(task: TaskRow, why: str, crashes: int, losses: int) -> Decision:
 
 def on_cancel(task: TaskRow) -> Decision | None:
     """A request to cancel: at once before it is known to run (its worker finds out when it starts or ends it); None: only the flag is set, and the first settled end wins."""
-    if task.state in (TaskState.SCHEDULED, TaskState.READY, TaskState.DISPATCHED, TaskState.RETRY_WAIT):
-        return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED)
+    if task.ending is None and task.state in (TaskState.SCHEDULED, TaskState.READY, TaskState.DISPATCHED, TaskState.RETRY_WAIT):
+        return parked(task, Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED))
     return None
 
 
 def on_due(task: TaskRow, now: int) -> Decision:
     """A waiting task's instant has come."""
-    late = expired(task, now)
-    if late:
-        return Decision(state=TaskState.EXPIRED, cause=late)
-    return Decision(state=TaskState.READY, cause=task.cause, reason=task.reason, keeps_permit=bool(task.permit_held))
+    late = on_limit(task, now)
+    return late or Decision(
+        state=TaskState.READY, cause=task.cause, reason=task.reason, keeps_permit=bool(task.permit_held), ending=task.ending
+    )

@@ -49,6 +49,8 @@ def why(task: TaskRow, facts: WhyFacts) -> str:
             return _due(task, facts)
         case TaskState.RETRY_WAIT:
             return f"{_due(task, facts)}: {_after(task)}"
+        case TaskState.READY if task.ending is not None:
+            return f"its end is decided ({task.cause}); a worker asks database {task.marker!r} first whether an attempt has committed there"
         case TaskState.READY if task.blocked_by:
             return _blocked(task, facts)
         case TaskState.READY:

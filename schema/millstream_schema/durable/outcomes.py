@@ -70,6 +70,16 @@ class Unfit(Outcome, frozen=True, tag=True):
     message: str = ""
 
 
+class Absent(Outcome, frozen=True, tag=True):
+    """The marker in the other database has no result, and no earlier attempt can write one any more."""
+
+
+class Unreached(Outcome, frozen=True, tag=True):
+    """The marker in the other database could not be asked; the handler's code has not run."""
+
+    message: str = ""
+
+
 class Lost(Outcome, frozen=True, tag=True):
     """The lease of its worker ran out. ``started``: whether it is known to have begun."""
 
@@ -100,6 +110,8 @@ AnyOutcome = (
     | AskedForReview
     | Unstarted
     | Unfit
+    | Absent
+    | Unreached
     | Lost
     | Crashed
     | Killed

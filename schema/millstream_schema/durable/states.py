@@ -110,6 +110,8 @@ class Cause(enum.StrEnum):
     """It took its process along too often."""
     DRAIN = "drain"
     """Its worker shut down before it was over."""
+    MARKER = "marker"
+    """The database its effects are in has to be asked first."""
     INTENT = "intent"
     """An external call was begun whose outcome is not known."""
     RESULT = "result"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -125,6 +125,15 @@ class Transaction:
 
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[Any]:
         return self._connection.execute(statement, parameters)
+
+    def put(self, settings: Sequence[str]) -> None:
+        """Execute settings of the session."""
+        for setting in settings:
+            try:
+                self._connection.exec_driver_sql(setting)
+            except sa.exc.DBAPIError as exc:
+                if exc.orig is None or exc.orig.args[:1] != (1193,):  # MySQL has no idle_transaction_timeout
+                    raise
 
     def now(self) -> sa.ColumnElement[int]:
         """The database's clock as an expression inside a statement."""
@@ -325,6 +334,10 @@ class Database:
             seconds = max(1, self._timeout_ms // 1000)
             return (f"SET SESSION innodb_lock_wait_timeout={seconds}", f"SET SESSION idle_transaction_timeout={seconds}")
         return ()
+
+    def tighten(self, tx: Transaction) -> None:
+        """Execute these for a session that was made without limits."""
+        tx.put(self.tight())
 
     @property
     def longest_us(self) -> int:

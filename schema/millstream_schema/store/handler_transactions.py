@@ -79,8 +79,8 @@ class HandlerTransaction:
         try:
             self._connection = database.engine.connect().execution_options(**{LAZY: True})
             self._begun = self._connection.begin()
-            for statement in database.loose() if isinstance(database, HeldDatabase) else ():
-                self._setting(statement)
+            if isinstance(database, HeldDatabase):
+                Transaction(self._connection, database.tables, database.dialect).put(database.loose())
         except sa.exc.DBAPIError as exc:
             raise self._mapped(exc) from exc
         event.listen(self._connection, "before_cursor_execute", self._before)
@@ -140,9 +140,9 @@ class HandlerTransaction:
     def _last(self, last: Callable[[Transaction], None]) -> None:
         self._ending = self._db.clock.monotonic()
         try:
-            for setting in self._db.tight():
-                self._setting(setting)
-            last(Transaction(self._connection, self._db.tables, self._db.dialect))
+            tx = Transaction(self._connection, self._db.tables, self._db.dialect)
+            self._db.tighten(tx)
+            last(tx)
         except sa.exc.DBAPIError as exc:
             raise self._mapped(exc) from exc
 
@@ -163,13 +163,6 @@ class HandlerTransaction:
         quietly(self._connection.close)
 
     # -- guards
-
-    def _setting(self, statement: str) -> None:
-        try:
-            self._connection.exec_driver_sql(statement)
-        except sa.exc.DBAPIError as exc:
-            if exc.orig is None or exc.orig.args[:1] != (1193,):  # MySQL has no idle_transaction_timeout
-                raise
 
     def _mapped(self, exc: sa.exc.DBAPIError) -> BaseException:
         mapped = self._db.mapped(exc)

@@ -86,6 +86,7 @@ def first_in_line(tx: Transaction, namespace: str, key: str, limit: int) -> list
     """The first tasks that wait for the permit, parked or not, in whatever queue: for those that keep their order."""
     t = tx.t.task
     waiting = [t.c.namespace == namespace, t.c.permit == key, not_empty(t.c.permit), t.c.state == TaskState.READY, t.c.permit_held == 0]
+    waiting.append(t.c.ending.is_(None))
     return [r["id"] for r in tx.rows(sa.select(t.c.id).where(*waiting).order_by(t.c.rank, t.c.id).limit(limit))]
 
 

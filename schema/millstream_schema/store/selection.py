@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.decisions import Decision, expired
+from ..durable.decisions import on_limit
 from ..durable.gates import (
     Gate,
     Gatekeeper,
@@ -164,7 +164,10 @@ class _Scan:
             wanted += [to(TaskRow, r) for r in rows]
             if len(rows) == count:
                 deep.append(lane)
-        in_time = self._in_time(wanted)
+        in_time = self._in_time([t for t in wanted if t.ending is None])
+        over = [t for t in wanted if t.ending is not None]  # no code of theirs runs any more: they need no permit and no token
+        self._found += over
+        self._seen += [t.id for t in over]
         if self._gated or any(t.permit or t.tokens for t in in_time):
             self._judge(in_time)
         else:
@@ -176,9 +179,9 @@ class _Scan:
         """Those that may still start; the others expire here."""
         kept = []
         for task in tasks:
-            cause = expired(task, self._now)
-            if cause:
-                apply(self._tx, task, Decision(state=TaskState.EXPIRED, cause=cause), self._now)
+            late = on_limit(task, self._now)
+            if late is not None:
+                apply(self._tx, task, late, self._now)
                 self._moved += 1
             else:
                 kept.append(task)

@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from ..durable.decisions import Decision, careful, on_cancel, on_end
-from ..durable.outcomes import AnyOutcome, Lost, Raised, Succeeded, Unfit, Unstarted
+from ..durable.outcomes import Absent, AnyOutcome, Lost, Raised, Succeeded, Unfit, Unstarted
 from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
@@ -57,7 +57,7 @@ def _succeed(t: Tables) -> sa.Update:
     folded = c.state == TaskState.DISPATCHED  # held ahead, and begun without a write of its own
     values = {
         "starts": sa.case((folded, c.starts + 1), else_=c.starts), "started_us": sa.case((folded, c.claimed_us), else_=c.started_us),
-        "state": TaskState.SUCCEEDED, "cause": "", "reason": "", "session": "", "result": sa.bindparam("value"), "settled_us": sa.bindparam("now"),
+        "state": TaskState.SUCCEEDED, "cause": "", "reason": "", "session": "", "ending": None, "result": sa.bindparam("value"), "settled_us": sa.bindparam("now"),
         "changed_us": sa.bindparam("now"), "rev": c.rev + 1,
     }  # fmt: skip
     where = [
@@ -164,7 +164,7 @@ def _apply_end(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answe
     elif task.state is TaskState.DISPATCHED:
         extra["starts"] = task.starts + 1  # held ahead, and begun without a write of its own
     apply(tx, task, decision, now, announced=False, **extra)
-    if not isinstance(outcome, Succeeded | Unstarted):
+    if not isinstance(outcome, Succeeded | Unstarted | Absent):
         keep_attempt(tx, task.id, task.fence, task.session, type(outcome).__name__, decision, task.started_us, now)
     return Answer.APPLIED
 
@@ -197,6 +197,25 @@ def settle_success(tx: Transaction, s: Settlement) -> Answer | Unfit:
     if heard:
         events.record(tx, [s.task], now)
     return Answer.APPLIED
+
+
+def mark(tx: Transaction, task: str, fence: int, token: str, database: str) -> bool | str:
+    """Record, before it goes there, that an attempt does its work in another database: True. False: it is not the valid one; or the database that was recorded before.
+
+    From now on no end is written but by a worker that has raised the marker's fence there.
+    """
+    t, now = tx.t.task, tx.now_us()
+    folded = t.c.state == TaskState.DISPATCHED
+    begun = {
+        "state": TaskState.RUNNING,
+        "starts": sa.case((folded, t.c.starts + 1), else_=t.c.starts),
+        "started_us": sa.case((folded, now), else_=t.c.started_us),
+    }
+    mine = [t.c.id == task, t.c.fence == fence, t.c.token == token, t.c.state.in_(tuple(HELD))]
+    if tx.update(t, *mine, t.c.marker.in_(("", database)), marker=database, changed_us=now, **begun):
+        return True
+    row = tx.row(sa.select(t.c.marker).where(*mine))
+    return False if row is None else str(row["marker"])
 
 
 def committed(tx: Transaction, attempts: Mapping[str, int]) -> frozenset[str]:

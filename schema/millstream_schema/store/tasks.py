@@ -182,7 +182,8 @@ def attempts(tx: Transaction, task: str) -> list[AttemptRow]:
 
 def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, *, announced: bool = True, **extra: Any) -> None:
     """Write a decision about a task whose row is locked, free what it held, and announce its end. ``announced`` off: the caller does it, for many at once."""
-    if not may_become(task.state, decision.state):
+    waits_on = decision.ending is not None and task.state is decision.state is TaskState.READY
+    if not (waits_on or may_become(task.state, decision.state)):
         raise AssertionError(f"task {task.id}: {task.state} may not become {decision.state}")
     t = tx.t.task
     after = decision.state
@@ -203,7 +204,10 @@ def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, *, annou
         "ready_lane": task.lane if after is TaskState.READY else None,
         "rank": place,
         "wake_us": decision.wake_us,
-        "limit_us": limit_of(task, extra.get("starts", task.starts)) if after is TaskState.READY or after.waiting else None,
+        "limit_us": limit_of(task, extra.get("starts", task.starts))
+        if (after is TaskState.READY or after.waiting) and not decision.ending
+        else None,
+        "ending": decision.ending,
         "settled_us": now if after.settled else 0,
         "changed_us": now,
         "amiss_us": task.created_us if after in AMISS else None,

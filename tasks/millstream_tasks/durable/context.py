@@ -72,15 +72,22 @@ class TaskContext:
     @property
     def settled(self) -> bool:
         """Whether its transaction has committed: the task has succeeded, whatever its handler still does."""
-        return self._transaction.committed
+        return self._transaction.committed or self._transaction.sealed is not None
 
-    def transaction(self) -> AbstractContextManager[HandlerTransaction]:
-        """``with ctx.transaction() as tx``: what is done through ``tx.execute``, ``tx.session`` or ``tx.connection`` in Millstream's own database commits together with the end of
-        this task, or not at all. Leaving the block after ``tx.result(value)`` is the success; leaving it by an exception undoes everything.
+    @property
+    def work(self) -> AttemptTransaction:
+        """What became of its transaction."""
+        return self._transaction
+
+    def transaction(self, database: str = "") -> AbstractContextManager[HandlerTransaction]:
+        """``with ctx.transaction() as tx``: what is done through ``tx.execute``, ``tx.session`` or ``tx.connection`` commits together with the end of this task, or not at all.
+
+        Leaving the block after ``tx.result(value)`` is the success; leaving it by an exception undoes everything. ``database``: one of ``Handlers(databases=…)``, which has the
+        marker table (``millstream markers init``); Millstream's own, if none is named.
 
         Once in an attempt. Its submissions so far come in with it. Raises Fenced when this attempt is not the valid one any more, StoreUnavailable, TransactionRefused.
         """
-        return self._transaction.open()
+        return self._transaction.open(database)
 
     def submit(self, handler: str | Handler, /, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
         """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""

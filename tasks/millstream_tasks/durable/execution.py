@@ -13,6 +13,7 @@ import structlog
 
 from millstream_schema.durable.decisions import LONGEST_RETRY_US
 from millstream_schema.durable.outcomes import (
+    Absent,
     AnyOutcome,
     AskedForReview,
     CancelledItself,
@@ -25,16 +26,18 @@ from millstream_schema.durable.outcomes import (
     Snoozed,
     Succeeded,
     Unfit,
+    Unreached,
     Unstarted,
 )
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.requests import decode_arguments, encode_result
-from millstream_schema.errors import CodecError, TaskInvalid, TransactionRefused, UnknownHandler
+from millstream_schema.errors import CodecError, Fenced, TaskInvalid, TransactionRefused, UnknownHandler
 from millstream_schema.reasons import storable
 
 from .context import TaskContext
 from .handlers import Handler, HandlerRegistry
 from .surroundings import Surroundings
+from .transactions import MarkerSays, before
 from .verbs import Cancel, Fail, NeedsReview, Retry, Snooze
 
 log = structlog.get_logger(__name__)
@@ -44,6 +47,10 @@ TEXT_KEPT = 20_000
 
 def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> tuple[Reported, tuple[NewTask, ...]]:
     """One attempt, to its end."""
+    if task.marker:
+        found = _before(task, around)
+        if found is not None:
+            return found
     try:
         handler = registry.get(task.handler)
         args, kwargs = handler.decode(*decode_arguments(task.args))
@@ -57,16 +64,33 @@ def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> t
     try:
         value = handler.function(context, *args, **kwargs) if handler.wants_context else handler.function(*args, **kwargs)
     except BaseException as exc:
-        if context.settled:
+        if not context.settled:
+            return _failed(exc, handler, around.told(), context.overdue), ()
+        if not isinstance(exc, MarkerSays):
             log.warning("a handler raised after its transaction had committed; its task has succeeded", task=task.id, error=_text(exc))
-            return Committed(), ()
-        return _failed(exc, handler, around.told(), context.overdue), ()
-    if context.settled:
+    if context.work.committed:
         return Committed(), ()
+    if context.work.sealed is not None:
+        return context.work.sealed, context.work.sealed_submits
+    if context.work.unknown is not None:
+        return outcome_of(context.work.unknown), ()  # it may have committed: what the handler made of that is no end
     try:
         return Succeeded(encode_result(value)), tuple(context.submits)
     except TaskInvalid as exc:
         return Unfit(_text(exc)), ()
+
+
+def _before(task: TaskRow, around: Surroundings) -> tuple[AnyOutcome, tuple[NewTask, ...]] | None:
+    """What the marker says of a task that went to another database before; None: its code is to run."""
+    try:
+        succeeded, submits = before(task, around)
+    except Fenced:
+        return Unreached("a later attempt is there already"), ()
+    except Exception as exc:
+        return Unreached(_text(exc)), ()
+    if succeeded is not None:
+        return succeeded, submits
+    return (Absent(), ()) if task.ending is not None else None
 
 
 def _failed(error: BaseException, handler: Handler, told: bool, overdue: bool) -> AnyOutcome:

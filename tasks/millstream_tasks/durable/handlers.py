@@ -20,6 +20,8 @@ from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHan
 from .shapes import Check, check_of, described
 
 Errors = tuple[type[BaseException], ...]
+Source = str | Callable[[], str]
+"""A database's URL, or what gives it when it is first needed."""
 CONTEXT = "ctx"
 """A first parameter of this name gets the attempt's context."""
 
@@ -176,9 +178,10 @@ def _dataclass(kind: Any) -> bool:
 
 
 class HandlerRegistry:
-    """Handlers by name, and the schedules declared beside them."""
+    """Handlers by name, and the schedules declared beside them. ``databases``: their users' own, for ``ctx.transaction(name)``."""
 
-    def __init__(self) -> None:
+    def __init__(self, databases: Mapping[str, Source] | None = None) -> None:
+        self.databases = dict(databases or {})
         self._handlers: dict[str, Handler] = {}
         self._declared: dict[str, Declaration] = {}
 

@@ -57,13 +57,16 @@ class Strike:
 class Databases(HandlerDatabases):
     """The handler's databases, with faults."""
 
-    def __init__(self, store: Opened, *, held: Faults | None = None, short: Faults | None = None, timeout_ms: int = 3000) -> None:
-        super().__init__(store.url, "millstream_", timeout_ms, SystemClock())
-        self._faults = {"held": held, "short": short}
+    def __init__(
+        self, store: Opened, others: dict[str, str], *, held: Faults | None = None, short: Faults | None = None, orders: Faults | None = None,
+        timeout_ms: int = 3000,
+    ) -> None:  # fmt: skip
+        super().__init__(store.url, "millstream_", timeout_ms, SystemClock(), others)
+        self._faults = {"": held, "short": short, "orders": orders}
 
-    def held(self) -> Database:
-        found = super().held()
-        found.faults = self._faults["held"]
+    def held(self, name: str) -> Database:
+        found = super().held(name)
+        found.faults = self._faults.get(name)
         return found
 
     def short(self) -> Database:
@@ -87,7 +90,8 @@ class Rig:
     def __init__(self, store: Opened, function: Callable[..., Any], **options: Any) -> None:
         self.store = store
         self.db = store.db
-        self.databases: Databases = Databases(store)
+        self.others: dict[str, str] = {}
+        self.databases = Databases(store, {})
         self.registry = HandlerRegistry()
         for name, one in {"work": function, "next": lambda *args: None}.items():
             self.registry.add(Handler(one, HandlerSpec(name=name), **options))
@@ -109,7 +113,7 @@ class Rig:
 
     def run(self, row: TaskRow, **faults: Any) -> Run:
         """The attempt as its process runs it. Raises Died when that dies of a fault."""
-        databases = self.databases = Databases(self.store, **faults)
+        databases = self.databases = Databases(self.store, self.others, **faults)
         found = Run()
 
         def commits() -> None:

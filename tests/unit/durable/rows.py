@@ -43,6 +43,8 @@ CHOSEN = st.one_of(
     st.builds(o.Unfit, TEXTS),
     st.builds(o.Raised, TEXTS, TEXTS, st.booleans()),
     st.builds(o.Overran, TEXTS),
+    st.builds(o.Unreached, TEXTS),
+    st.just(o.Absent()),
     st.builds(o.RetryAsked, st.none() | st.integers(-(10**30), 10**30), TEXTS),
     st.builds(o.Snoozed, st.integers(-(10**30), 10**30)),
     st.just(o.Unstarted()),

@@ -16,13 +16,15 @@ from millstream_schema.durable.decisions import (
     backoff_us,
     careful,
     expired,
+    limit_of,
     on_cancel,
     on_due,
     on_end,
+    on_limit,
     rank,
 )
 from millstream_schema.durable.records import Policy, TaskRow
-from millstream_schema.durable.states import HELD, SETTLED, TASK_TRANSITIONS, WAITING, Cause, Effects, TaskState, may_become
+from millstream_schema.durable.states import AMISS, HELD, SETTLED, TASK_TRANSITIONS, WAITING, Cause, Effects, TaskState, may_become
 
 T, C, E = TaskState, Cause, Effects
 POLICY = Policy(attempts=3, crashes=3, losses=3, snoozes=2, delay_ms=1000, max_delay_ms=60_000, jitter=0.5)
@@ -51,6 +53,8 @@ ENDS: list[tuple[o.AnyOutcome, tuple[Effects, ...], TaskState, Cause, str]] = [
     (o.AskedForReview("look"), tuple(E), T.UNKNOWN, C.HANDLER, ""),
     (o.Unstarted(), tuple(E), T.READY, C.GIVEN_BACK, ""),
     (o.Unfit("too large"), tuple(E), T.FAILED, C.RESULT, "failures"),
+    (o.Absent(), tuple(E), T.READY, C.GIVEN_BACK, ""),
+    (o.Unreached("away"), tuple(E), T.RETRY_WAIT, C.MARKER, ""),
     (o.Lost(started=False), tuple(E), T.READY, C.LOST, ""),
     (o.Lost(), BOTH, T.READY, C.LOST, "losses"),
     (o.Lost(), (E.EXTERNAL,), T.UNKNOWN, C.LOST, "losses"),
@@ -124,6 +128,88 @@ def test_a_handler_that_obeys_a_cancel_is_told_apart_from_one_that_cancels_itsel
     assert end(o.CancelledItself(), cancel=1).cause is C.CANCELLED
     assert end(o.CancelledItself("I will not")).cause is C.HANDLER
     assert end(o.CancelledItself("I will not")).reason == "I will not"
+
+
+# -- effects in another database
+
+
+ANY_END = [
+    (outcome, changes)
+    for outcome, changes in [
+        (o.Raised("ValueError", "no", retryable=False), {}), (o.GaveUp("no"), {}), (o.Unfit("large"), {}), (o.AskedForReview("look"), {}), (o.CancelledItself(), {}),
+        (o.Raised("ValueError", "no"), {"failures": 2}), (o.RetryAsked(1), {"cancel": 1}), (o.Lost(), {"losses": 2}), (o.Lost(), {"deadline_us": NOW}),
+        (o.Lost(), {"effects": E.EXTERNAL}), (o.Crashed(), {"crashes": 2}), (o.Killed("limit"), {"failures": 2}), (o.Killed("cancelled"), {"cancel": 1}),
+        (o.Snoozed(1), {"snoozes": 2}), (o.Unstarted(), {"cancel": 1}), (o.Lost(started=False), {"deadline_us": NOW}), (o.Unreached("away"), {"cancel": 1}),
+    ]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outcome", "changes"), ANY_END, ids=lambda v: type(v).__name__ if not isinstance(v, dict) else "-".join(v) or "plain"
+)
+def test_no_end_is_written_before_the_marker_was_asked(outcome: o.AnyOutcome, changes: dict[str, object]) -> None:
+    """An attempt went to another database: the end is kept, the task ready for whoever raises the fence there; then it is the end that it would have been."""
+    plain = end(outcome, **changes)
+    assert plain.state in AMISS
+    found = end(outcome, marker="orders", **changes)
+    assert (found.state, found.wake_us, found.keeps_permit, found.ending is not None) == (T.READY, None, False, True)
+    counts = ("failures", "crashes", "losses", "snoozes")
+    assert [getattr(found, n) for n in counts] == [getattr(plain, n) for n in counts]
+    held = msgspec.structs.replace(after(task_row(marker="orders", **changes), found), ending=found.ending)  # type: ignore[arg-type]
+    last = on_end(held, POLICY, o.Absent(), NOW, 0.5)
+    assert (last.state, last.cause, last.reason) == (plain.state, plain.cause, plain.reason)
+    assert [getattr(last, n) for n in counts] == [0] * 4 and last.ending is None, "each is counted once"
+    assert on_end(held, POLICY, o.Succeeded("[1]"), NOW, 0.5) == Decision(state=T.SUCCEEDED), "the marker had a result"
+
+
+@pytest.mark.parametrize(
+    "outcome", [o.Unstarted(), o.Lost(), o.Lost(started=False), o.Crashed(), o.Killed("limit"), o.Raised("E", "no"), o.Unreached("away")]
+)
+def test_a_kept_end_outlives_whoever_was_to_find_out(outcome: o.AnyOutcome) -> None:
+    """Lost, killed, or the database could not be reached: asked again, nothing counted, nothing decided otherwise."""
+    task = task_row(
+        marker="orders",
+        ending="{}",
+        effects=E.EXTERNAL,
+        crashes=9,
+        losses=9,
+        failures=9,
+        deadline_us=1,
+        cancel=1,
+        created_us=NOW - 100 * SECOND,
+    )
+    found = on_end(task, POLICY, outcome, NOW, 0.5)
+    assert found.state in (T.READY, T.RETRY_WAIT) and found.ending == "{}"
+    assert (found.failures, found.crashes, found.losses) == (0, 0, 0)
+    assert found.wake_us is None or found.wake_us == NOW + 10 * SECOND
+    waiting = msgspec.structs.replace(task, state=T.RETRY_WAIT)
+    assert on_due(waiting, NOW).state is T.READY and on_due(waiting, NOW).ending == "{}"
+    for state in (T.READY, T.RETRY_WAIT):
+        assert on_cancel(task_row(state, marker="orders", ending="{}")) is None
+        assert on_limit(task_row(state, marker="orders", ending="{}", deadline_us=1), NOW) is None
+    assert limit_of(task, 1) is None
+
+
+def test_what_waits_is_cancelled_or_expires_by_way_of_the_marker_too() -> None:
+    """Once an attempt has gone there."""
+    for state in (T.READY, T.RETRY_WAIT, T.DISPATCHED):
+        found = on_cancel(task_row(state, marker="orders"))
+        assert found is not None and found.state is T.READY and found.ending is not None and '"CANCELLED"' in found.ending
+    found = on_limit(task_row(T.READY, marker="orders", deadline_us=NOW), NOW)
+    assert found is not None and found.state is T.READY and found.ending is not None and '"EXPIRED"' in found.ending
+    assert on_due(task_row(T.RETRY_WAIT, marker="orders", deadline_us=NOW), NOW) == found
+
+
+def test_another_attempt_needs_no_such_detour() -> None:
+    """It raises the fence itself, before its code runs."""
+    for outcome, state in (
+        (o.Raised("E", "no"), T.RETRY_WAIT),
+        (o.Lost(), T.READY),
+        (o.Succeeded(), T.SUCCEEDED),
+        (o.Snoozed(1), T.RETRY_WAIT),
+    ):
+        found = end(outcome, marker="orders")
+        assert (found.state, found.ending) == (state, None)
 
 
 # -- counters and limits
@@ -367,6 +453,6 @@ def test_nothing_goes_on_for_ever_but_what_never_ran_or_was_put_off_by_others(
             counted |= any((decision.failures, decision.crashes, decision.losses, decision.snoozes))
             task = after(task, decision)
         if not counted:
-            assert all(isinstance(x, o.Unstarted | o.Killed) or x == o.Lost(started=False) for x in outcomes)
+            assert all(isinstance(x, o.Unstarted | o.Killed | o.Absent | o.Unreached) or x == o.Lost(started=False) for x in outcomes)
             return
     raise AssertionError("it never ends")

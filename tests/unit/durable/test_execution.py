@@ -39,7 +39,7 @@ def around(told: Callable[[], bool] = lambda: False, clock: Clock | None = None)
 
 
 def no_databases() -> HandlerDatabases:
-    return HandlerDatabases("sqlite://", "millstream_", 1000, SystemClock())
+    return HandlerDatabases("sqlite://", "millstream_", 1000, SystemClock(), {})
 
 
 def registry(function: Callable[..., Any] | None = None, **others: Callable[..., Any]) -> HandlerRegistry:
