@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,3 +254,24 @@ def test_a_decision_without_reason_or_with_a_result_that_is_no_json_is_wrong_usa
     assert program.refused("reviews", "done", review, "--reason", " ")[0] == 2
     assert program("reviews", "fail", review)[0] == 2
     assert [r["id"] for r in program.data("reviews", "list")] == [review]
+
+
+def test_marker_tables_are_made_in_the_databases_that_handlers_name(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them or those that are named, again without harm; a name that is not there is told."""
+    home = program.directory
+    (home / "proj_markers.py").write_text(
+        "from millstream import Handlers\n"
+        f"handlers = Handlers(databases={{'orders': 'sqlite:///{home / 'orders.db'}', 'billing': lambda: 'sqlite:///{home / 'billing.db'}'}})\n"
+        "plain = Handlers()\n"
+    )
+    monkeypatch.syspath_prepend(str(home))
+    for _ in range(2):
+        said = program.done("markers", "init", "--handlers", "proj_markers:handlers")
+        assert "orders has the marker table millstream_marker" in said and "billing has" in said
+    assert "billing" not in program.done("markers", "init", "--handlers", "proj_markers:handlers", "orders")
+    for name in ("orders", "billing"):
+        with sqlite3.connect(home / f"{name}.db") as connection:
+            assert connection.execute("SELECT count(*) FROM millstream_marker").fetchone() == (0,)
+    code, said = program.refused("markers", "init", "--handlers", "proj_markers:handlers", "nowhere")
+    assert code == 2 and "billing, orders" in said
+    assert "none" in program.refused("markers", "init", "--handlers", "proj_markers:plain")[1]

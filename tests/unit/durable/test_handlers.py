@@ -356,6 +356,13 @@ def test_limits_go_with_each_task_and_a_submission_may_set_its_own_times() -> No
     assert work.retries(ConnectionError()) and not work.retries(ValueError())
 
 
+@pytest.mark.parametrize("databases", [{"a b": "sqlite:///x"}, {"orders": 7}, {"": "sqlite:///x"}], ids=["name", "source", "empty"])
+def test_a_database_needs_a_name_and_a_source(databases: dict[str, Any]) -> None:
+    """When the module is imported."""
+    with pytest.raises(ConfigurationError, match="databases"):
+        Handlers(databases=databases)
+
+
 def test_a_coroutine_function_is_refused() -> None:
     """It would return something that nobody awaits."""
 
