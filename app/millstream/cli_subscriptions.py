@@ -217,7 +217,15 @@ def refuse(
 
 
 @deliveries_app.command("redeliver")
-def redeliver(ctx: typer.Context, name: Name, ids: Ids) -> None:
+def redeliver(
+    ctx: typer.Context,
+    name: Name,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the tasks.")] = None,
+    all_parked: Annotated[bool, typer.Option("--parked", help="Those whose attempts are used up, up to a thousand.")] = False,
+) -> None:
     """Deliver them again, whatever became of that before; what they bring is what it was."""
+    if bool(ids) == all_parked:
+        raise ConfigurationError("give the ids of the tasks, or --parked")
     with ctx.obj.subscriptions() as subscriptions:
-        formatting.show(f"{subscriptions.redeliver(name, *ids)} are delivered again")
+        wanted = ids or [d.event for d in subscriptions.deliveries(name, state=DeliveryState.PARKED, limit=1000)]
+        formatting.show(f"{subscriptions.redeliver(name, *wanted)} are delivered again")

@@ -351,6 +351,9 @@ class Subscriptions:
     def redeliver(self, name: str, *ids: str) -> int:
         """Deliver the ends of these tasks again, whatever became of that before; how many. What they bring is what it was. Raises SubscriptionNotFound, DeliveryNotFound."""
         wanted = sorted(set(ids))
+        if not wanted:
+            self.get(name)
+            return 0
         found = self._run(lambda tx, _again: deliveries.redeliver(tx, self._found(tx, name), wanted, self._actor))
         if found < len(wanted):
             raise DeliveryNotFound(
