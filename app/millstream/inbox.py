@@ -3,7 +3,7 @@
 ::
 
     inbox = Inbox()
-    inbox.create(connection)  # once
+    inbox.create(session)  # once
     if inbox.accept(session, delivery):
         ...  # the effects, in the same transaction
     session.commit()
@@ -18,10 +18,10 @@ import datetime as dt
 from typing import Any
 
 from millstream_schema.errors import ConfigurationError
-from millstream_schema.target import inbox_statements
-from millstream_schema.target.dialects import checked_name
+from millstream_schema.ports import SystemClock
+from millstream_schema.store import inboxes
+from millstream_schema.store.callers import caller_of, joined
 
-from .callers_connections import CallersConnection
 from .subscriptions import Delivery, Subscriptions
 
 LEAST_AGE = dt.timedelta(days=1)
@@ -29,29 +29,27 @@ _PAGE = 500
 
 
 class Inbox:
-    """``table``: its name in the consumer's database, with a schema if need be. One inbox serves any number of subscriptions."""
+    """``table``: its name in the consumer's database. One inbox serves any number of subscriptions. ``wait``: seconds a statement may wait for another consumer's transaction.
 
-    def __init__(self, table: str = "millstream_inbox") -> None:
-        for part in table.split("."):
-            checked_name(part, "inbox table")
-        if table.count(".") > 1:
-            raise ConfigurationError(f"inbox table {table!r} is refused: write table or schema.table")
+    A session is an SQLAlchemy Session or Connection, ``django.db.connection``, or a connection of psycopg, PyMySQL or sqlite3, in a transaction. All calls raise ConfigurationError
+    for another, or where there is no inbox; StoreUnavailable; and RetryTransaction when the whole transaction has to be run again.
+    """
+
+    def __init__(self, table: str = "millstream_inbox", *, wait: float = 10.0) -> None:
+        self._home = inboxes.home(table)
         self._table = table
+        self._wait_ms = int(wait * 1000)
+        self._clock = SystemClock()
 
     def create(self, session: Any) -> None:
-        """Make the table unless it is there. ``session``: an SQLAlchemy Session or Connection, or a DB-API connection; commit afterwards."""
-        connection = CallersConnection(session)
-        for statement in inbox_statements.create_table(connection.dialect, self._table):
-            connection.execute(statement)
+        """Make the table unless it is there; commit afterwards."""
+        inboxes.create(caller_of(session), self._table)
 
     def accept(self, session: Any, delivery: Delivery) -> bool:
-        """Whether this delivery's effects are to be done now, in the transaction of ``session``; False: they are in already.
-
-        A repeat at the same moment waits for the other to end. At SERIALIZABLE the database may refuse one of the two, as it does with any two writers: do that one again.
-        """
-        connection = CallersConnection(session)
-        counted, _ = connection.execute(inbox_statements.accept(connection.dialect, self._table), (delivery.subscription, delivery.event))
-        return counted == 1
+        """Whether this delivery's effects are to be done now, in the transaction of ``session``; False: they are in already. A repeat at the same moment waits for the other
+        to end."""
+        with joined(caller_of(session), self._home, self._wait_ms, self._clock) as tx:
+            return inboxes.accept(tx, self._table, delivery.subscription, delivery.event)
 
     def purge(
         self, session: Any, subscriptions: Subscriptions, *, older_than: dt.timedelta = dt.timedelta(days=30), limit: int = 10_000
@@ -64,17 +62,16 @@ class Inbox:
             raise ConfigurationError(
                 f"older_than must be at least {LEAST_AGE}, not {older_than}: a consumer may still have the delivery in its hands"
             )
-        connection = CallersConnection(session)
         age = older_than // dt.timedelta(microseconds=1)
-        gone = kept = 0
-        while gone < limit:
-            _, rows = connection.execute(inbox_statements.oldest(connection.dialect, self._table), (age, min(_PAGE, limit - gone), kept))
-            pairs = [(str(subscription), str(event)) for subscription, event in rows]
-            if not pairs:
-                break
-            alive = subscriptions.existing(pairs)
-            for pair in pairs:
-                if pair not in alive:
-                    gone += connection.execute(inbox_statements.forget(connection.dialect, self._table), pair)[0]
-            kept += len(alive)
+        gone, after = 0, ""
+        with joined(caller_of(session), self._home, self._wait_ms, self._clock) as tx:
+            while gone < limit:
+                pairs = inboxes.page(tx, self._table, age, after, min(_PAGE, limit - gone))
+                if not pairs:
+                    break
+                after = inboxes.marker(*pairs[-1])
+                alive = subscriptions.existing(pairs)
+                over = [pair for pair in pairs if pair not in alive]
+                if over:
+                    gone += inboxes.forget(tx, self._table, over)
         return gone
