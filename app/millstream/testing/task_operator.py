@@ -6,6 +6,7 @@ Used by simulation tests of admission; what he did, and when by the database's c
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -90,12 +91,15 @@ class Operator:
 
         self._until_answered(work, lambda _: None if number else self._relieve([rate_blocker(gate_id(kind, NAMESPACE, name))]))
 
+    def _moved(self, blocker: str) -> int:
+        return self.sim.database.run(lambda tx: gates.relieve(tx, blocker, 3))
+
     def _relieve(self, blockers: list[str]) -> None:
         w = self.sim.world
         for blocker in blockers:
             while True:
                 try:
-                    moved = w.act(self, lambda b=blocker: self.sim.database.run(lambda tx: gates.relieve(tx, b, 3)))
+                    moved = w.act(self, partial(self._moved, blocker))
                 except (StoreError, Crash):
                     w.probes["died while he moved tasks up"] += 1
                     return
