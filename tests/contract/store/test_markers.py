@@ -233,17 +233,32 @@ def poisoned(rig: Second, row: TaskRow) -> None:
     lost(rig, row)
 
 
+def exhausted(rig: Second, row: TaskRow) -> None:
+    put(rig, row, failures=2)
+    ended(rig, row, o.Raised("E", "no"))
+
+
+def overdue(rig: Second, row: TaskRow) -> None:
+    put(rig, row, failures=2)
+    ended(rig, row, o.Killed("limit"))
+
+
+def lost_outside(rig: Second, row: TaskRow) -> None:
+    put(rig, row, effects=Effects.EXTERNAL)
+    lost(rig, row)
+
+
 ENDINGS: dict[str, tuple[Callable[[Second, TaskRow], None], TaskState, Cause]] = {
     "Fail": (lambda rig, row: ended(rig, row, o.GaveUp("no")), T.FAILED, Cause.HANDLER),
-    "attempts exhausted": (lambda rig, row: (put(rig, row, failures=2), ended(rig, row, o.Raised("E", "no")))[1], T.FAILED, Cause.ATTEMPTS),
-    "killed at its limit": (lambda rig, row: (put(rig, row, failures=2), ended(rig, row, o.Killed("limit")))[1], T.FAILED, Cause.ATTEMPTS),
+    "attempts exhausted": (exhausted, T.FAILED, Cause.ATTEMPTS),
+    "killed at its limit": (overdue, T.FAILED, Cause.ATTEMPTS),
     "review": (lambda rig, row: ended(rig, row, o.AskedForReview("look")), T.UNKNOWN, Cause.HANDLER),
     "cancel": (cancelled, T.CANCELLED, Cause.CANCELLED),
     "expiry": (expired, T.EXPIRED, Cause.DEADLINE),
     "expiry at a claim": (expired_by_a_claim, T.EXPIRED, Cause.DEADLINE),
     "deadline": (too_late, T.FAILED, Cause.DEADLINE),
     "poison": (poisoned, T.UNKNOWN, Cause.POISON),
-    "lost external": (lambda rig, row: (put(rig, row, effects=Effects.EXTERNAL), lost(rig, row))[1], T.UNKNOWN, Cause.LOST),
+    "lost external": (lost_outside, T.UNKNOWN, Cause.LOST),
 }
 
 

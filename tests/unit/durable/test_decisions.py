@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -147,7 +149,7 @@ ANY_END = [
 @pytest.mark.parametrize(
     ("outcome", "changes"), ANY_END, ids=lambda v: type(v).__name__ if not isinstance(v, dict) else "-".join(v) or "plain"
 )
-def test_no_end_is_written_before_the_marker_was_asked(outcome: o.AnyOutcome, changes: dict[str, object]) -> None:
+def test_no_end_is_written_before_the_marker_was_asked(outcome: o.AnyOutcome, changes: dict[str, Any]) -> None:
     """An attempt went to another database: the end is kept, the task ready for whoever raises the fence there; then it is the end that it would have been."""
     plain = end(outcome, **changes)
     assert plain.state in AMISS
@@ -155,7 +157,7 @@ def test_no_end_is_written_before_the_marker_was_asked(outcome: o.AnyOutcome, ch
     assert (found.state, found.wake_us, found.keeps_permit, found.ending is not None) == (T.READY, None, False, True)
     counts = ("failures", "crashes", "losses", "snoozes")
     assert [getattr(found, n) for n in counts] == [getattr(plain, n) for n in counts]
-    held = msgspec.structs.replace(after(task_row(marker="orders", **changes), found), ending=found.ending)  # type: ignore[arg-type]
+    held = msgspec.structs.replace(after(task_row(marker="orders", **changes), found), ending=found.ending)
     last = on_end(held, POLICY, o.Absent(), NOW, 0.5)
     assert (last.state, last.cause, last.reason) == (plain.state, plain.cause, plain.reason)
     assert [getattr(last, n) for n in counts] == [0] * 4 and last.ending is None, "each is counted once"
