@@ -188,6 +188,11 @@ PARTS = {
 }
 ELSEWHERE = {
     "settling.settle_success": "commits with the handler's own statements: test_attempt_transactions, at each COMMIT of it",
+    "inboxes.accept": "commits with the consumer's own statements, by the consumer: test_inbox",
+    "inboxes.forget": "deletes markers nobody can ask for; a repeat finds none: test_inbox",
+    "settling.mark": "NOT TRIED at each COMMIT yet; zombies and every ending: test_markers",
+    "markers.raise_fence": "NOT TRIED at each COMMIT yet; zombies and every ending: test_markers",
+    "markers.seal": "NOT TRIED at each COMMIT yet: commits with the handler's statements in a user's database; test_markers",
     "registry.take_lease": "the coordinator's lease, of streams too: test_registry",
     "registry.release_lease": "likewise",
     "registry.mark_tick": "likewise",
