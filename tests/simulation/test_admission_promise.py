@@ -6,6 +6,7 @@ Tasks of every kind, as in the promise of durable tasks, and metered ones; the o
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 
 import pytest
@@ -19,7 +20,7 @@ from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.states import TaskState
 from millstream_schema.store import blockers
 
-SEEDS = 40
+SEEDS = int(os.environ.get("MILLSTREAM_SIM_SEEDS") or 12)
 SECOND = 1_000_000
 K = GateKind
 T = TaskState

@@ -5,6 +5,7 @@ Each run draws tasks and a mix of faults from its seed; a failing one prints the
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -18,7 +19,7 @@ from millstream_schema.durable.records import TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.store import deliveries
 
-SEEDS = 16
+SEEDS = int(os.environ.get("MILLSTREAM_SIM_SEEDS") or 8)
 TASKS = 30
 T = TaskState
 PROBES: Counter[str] = Counter()

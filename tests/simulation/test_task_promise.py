@@ -5,6 +5,7 @@ Each run draws tasks of every kind and a mix of faults from its seed; a failing 
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from millstream.testing.world import Faults
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.states import Cause, Effects, TaskState
 
-SEEDS = 60
+SEEDS = int(os.environ.get("MILLSTREAM_SIM_SEEDS") or 30)
 TASKS = 60
 T = TaskState
 PROBES: Counter[str] = Counter()
