@@ -86,6 +86,7 @@ class Tasks:
 
     ``handlers``: what they do not hold is submitted by name, checked against what workers told of themselves. ``actor``: who acts, kept with what is done.
     ``changed``: set by who knows that a task moved; waiting then looks at once. ``wake``: told of the queue after each submission; it may neither wait nor fail.
+    ``closing``: called by :meth:`close`.
     ``sessions``: gives the transaction that a submission joins which names none, or None.
     Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
     """
@@ -102,6 +103,7 @@ class Tasks:
         database: Database | None = None,
         changed: threading.Event | None = None,
         wake: Callable[[str], None] | None = None,
+        closing: Callable[[], None] | None = None,
         sessions: Callable[[], Any] | None = None,
     ) -> None:
         if not NAME.match(namespace):
@@ -123,6 +125,7 @@ class Tasks:
         self._changed = changed or threading.Event()
         self._result_timeout = installation.result_timeout_ms / 1000
         self._wake = wake
+        self._closing = closing
         self._joining = Joining(self.database, self._clock, wake, sessions)
         self._rhythm = Rhythm(self._clock, self._changed)
         try:
@@ -135,6 +138,8 @@ class Tasks:
 
     def close(self) -> None:
         """Give the connections back."""
+        if self._closing is not None:
+            self._closing()
         if not self._shared:
             self.database.close()
 

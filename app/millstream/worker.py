@@ -181,7 +181,9 @@ class Millstream:
     def client(self, handlers: Handlers, *, actor: str = "", sessions: Callable[[], Any] | None = None) -> Tasks:
         """Likewise, beside whatever the handlers submit by."""
         messages = TaskMessages(self.app, self.installation.prefix)
-        return Tasks(self.installation, handlers, self.namespace, actor=actor, wake=messages.wake, sessions=sessions)
+        return Tasks(
+            self.installation, handlers, self.namespace, actor=actor, wake=messages.wake, sessions=sessions, closing=messages.close
+        )
 
 
 class NodeKeeper:

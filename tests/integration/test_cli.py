@@ -433,7 +433,7 @@ def test_status_and_metrics_show_what_nodes_count_and_how_long_epochs_align(clus
     code, _, err = cluster.local("jobs", "savepoint", "endless", "--wait", "--timeout", "30")
     assert code == 0, err
     status = cluster.data("jobs", "status", "endless")
-    assert [sorted(n["counts"]) for n in status["nodes"]] == [["defects", "set_aside", "stale_hints", "tasks_set_aside"]]
+    assert [sorted(n["counts"]) for n in status["nodes"]] == [["defects", "schedules_held", "set_aside", "stale_hints", "tasks_set_aside"]]
     assert all("alignment_ms" in e for e in status["epochs"])
     code, out, err = cluster.local("jobs", "metrics")
     assert code == 0, err
@@ -450,4 +450,4 @@ def test_a_node_process_shows_its_own_counts_and_those_of_the_coordinator_beside
         dev.wait(dev.submit("wordcount", config={"out": str(program.out)}), 60)
         (node,) = program.data("jobs", "status", "wordcount")["nodes"]
     assert node["name"] == "node0"
-    assert node["counts"] == {"defects": 0, "hints_dropped": 0, "set_aside": 0, "stale_hints": 0, "tasks_set_aside": 0}
+    assert node["counts"] == {"defects": 0, "hints_dropped": 0, "schedules_held": 0, "set_aside": 0, "stale_hints": 0, "tasks_set_aside": 0}
