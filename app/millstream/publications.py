@@ -77,7 +77,7 @@ class Publications(Carrier):
             raise
         except Exception as exc:  # whatever Celery and the transports raise about one message
             log.warning(
-                "a delivery could not be published", target=message.target, event=message.event, error=f"{type(exc).__name__}: {exc}"
+                "a delivery could not be published", target=message.target, task=message.event, error=f"{type(exc).__name__}: {exc}"
             )
             return False
         return True

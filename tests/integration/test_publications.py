@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -71,6 +70,7 @@ class Rig:
         self.tasks = Tasks(self.installation, handlers, database=self.database)
         self.subscriptions = Subscriptions(self.installation, database=self.database)
         self.connection = Connection(broker)
+        self._queues: dict[str, Any] = {}
 
     def received(self, queue: str, timeout: float = 30.0) -> Any:
         """The next message's body, acknowledged to the broker."""
@@ -78,22 +78,28 @@ class Rig:
         return message.payload
 
     def message(self, queue: str, timeout: float = 30.0) -> Any:
-        with contextlib.closing(self.connection.SimpleQueue(queue)) as simple:
-            message = simple.get(timeout=timeout)
-            message.ack()
-            return message
+        message = self._queue(queue).get(timeout=timeout)
+        message.ack()
+        return message
+
+    def _queue(self, name: str) -> Any:
+        """One consumer for each queue: what it has fetched ahead would be lost with it until its channel closes."""
+        if name not in self._queues:
+            self._queues[name] = self.connection.SimpleQueue(name)
+        return self._queues[name]
 
     def purge(self, queue: str) -> None:
         """What an operator or a restart without persistence does."""
+        self._close_queues()
+        self.connection.close()  # what it has fetched ahead goes back first
+        self.connection = Connection(self.broker)
         if self.broker.startswith("redis"):
             client = redis.Redis.from_url(self.broker)
             client.flushdb()
             client.close()
-            self.connection.close()  # its bindings went with it
-            self.connection = Connection(self.broker)
         else:
-            with contextlib.closing(self.connection.SimpleQueue(queue)) as simple:
-                simple.clear()
+            with self.connection.channel() as channel:
+                channel.queue_purge(queue)
 
     def ended(self, *sums: tuple[int, int]) -> list[str]:
         """Tasks that are cancelled before they run: ends without a worker."""
@@ -106,8 +112,14 @@ class Rig:
         return sorted((d.state.value, d.attempts) for d in self.subscriptions.deliveries(name))
 
     def close(self) -> None:
+        self._close_queues()
         self.connection.close()
         self.database.close()
+
+    def _close_queues(self) -> None:
+        for queue in self._queues.values():
+            queue.close()
+        self._queues.clear()
 
 
 class Sweeper:
@@ -206,14 +218,14 @@ def test_a_worker_publishes_each_end_until_it_is_acknowledged(rig: Rig) -> None:
 
 def test_celery_t09_what_the_broker_loses_is_published_again(rig: Rig, sweeping: Callable[..., Sweeper]) -> None:
     """Flushed or purged with everything in it: when the lease is over, it comes."""
-    rig.subscriptions.create("ends", publish_to="ends-q", lease=0.6, delay=0.05, max_delay=0.05)
+    rig.subscriptions.create("ends", publish_to="lost-q", lease=0.6, delay=0.05, max_delay=0.05)
     ids = rig.ended((1, 1), (2, 2), (3, 3))
     sweeping()
     until(lambda: rig.attempts("ends") == [("LEASED", 1)] * 3, "all published")
-    rig.purge("ends-q")
+    rig.purge("lost-q")
     seen: set[str] = set()
     while seen != set(ids):
-        delivery = rig.subscriptions.received(rig.received("ends-q"))
+        delivery = rig.subscriptions.received(rig.received("lost-q"))
         seen.add(delivery.event)
         rig.subscriptions.acknowledge(delivery)
     assert rig.subscriptions.counts("ends") == {"ACKNOWLEDGED": 3}
@@ -221,7 +233,7 @@ def test_celery_t09_what_the_broker_loses_is_published_again(rig: Rig, sweeping:
 
 def test_nothing_is_tried_while_the_broker_cannot_be_reached(rig: Rig, sweeping: Callable[..., Sweeper]) -> None:
     """No attempt is counted and nothing is parked; when it is back, it goes out."""
-    rig.subscriptions.create("ends", publish_to="ends-q", attempts=1, lease=30.0)
+    rig.subscriptions.create("ends", publish_to="away-q", attempts=1, lease=30.0)
     (task,) = rig.ended((1, 1))
     away = sweeping("redis://127.0.0.1:1/0" if rig.broker.startswith("redis") else "amqp://guest:guest@127.0.0.1:1//")
     until(lambda: rig.attempts("ends") == [("PENDING", 0)], "its delivery made")
@@ -229,7 +241,7 @@ def test_nothing_is_tried_while_the_broker_cannot_be_reached(rig: Rig, sweeping:
     assert rig.attempts("ends") == [("PENDING", 0)]
     away.close()
     sweeping()
-    assert rig.received("ends-q")["event"] == task
+    assert rig.received("away-q")["event"] == task
     assert rig.attempts("ends") == [("LEASED", 1)]
 
 
