@@ -60,7 +60,7 @@ def test_celery_t20_a_call_waits_for_no_broker(silent_broker: str, tmp_path: Pat
     app = Celery("shop", broker=silent_broker)
     app.conf.broker_transport_options = {"socket_timeout": None}
 
-    @app.task(name="plain")  # type: ignore[untyped-decorator]  # Celery has no types
+    @app.task(name="shop.plain", shared=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def plain() -> None: ...
 
     back = threading.Event()

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from ..states import AssignmentState, NodeState, before_assignment
 from .database import Query, Transaction
 from .rows import AssignmentRow, NodeRow, to
+from .single_rows import lock_single
 from .tables import Tables
 
 COORDINATOR = "coordinator"
@@ -36,9 +37,7 @@ def read_term(tx: Transaction) -> int:
 def take_lease(tx: Transaction, holder: str, lease_us: int) -> tuple[int, bool, int]:
     """Renew the lease if ``holder`` has it, take it over (term + 1) if it has *expired*; (term, held, µs until it expires). Never takes a live one."""
     t = tx.t.coordinator
-    tx.insert_or_nothing(t, id=COORDINATOR, holder="", term=0, expires_us=0, ticked_us=0, rev=0)
-    row = read_lease(tx, lock=True)
-    assert row is not None
+    row = lock_single(tx, COORDINATOR)
     now = tx.now_us()
     term = int(row["term"])
     if row["holder"] == holder and row["expires_us"] > now:
@@ -137,9 +136,7 @@ def used_slots(tx: Transaction) -> dict[str, int]:
 
 def lock_capacity(tx: Transaction) -> None:
     """Serialise decisions over the set of free slots. Lock order: job row, then this."""
-    t = tx.t.coordinator
-    tx.insert_or_nothing(t, id="capacity", holder="", term=0, expires_us=0, ticked_us=0, rev=0)
-    tx.row(sa.select(t.c.id).where(t.c.id == "capacity").with_for_update())
+    lock_single(tx, "capacity")
 
 
 def assign(tx: Transaction, job: str, generation: int, nodes: dict[str, str], committed: int) -> None:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from ..durable.deliveries import DeliveryState, Mode, SubscriptionRow, SubscriptionState, first_window
 from .database import Transaction
 from .rows import to
+from .single_rows import lock_single
 
 GATE = "subscriptions"
 
@@ -45,11 +46,7 @@ class NewSubscription(msgspec.Struct, frozen=True, kw_only=True):
 
 def lock_gate(tx: Transaction) -> int:
     """Lock the row all subscriptions are made, caught up and purged under; the number given last. It is locked before their rows."""
-    t = tx.t.coordinator
-    tx.insert_or_nothing(t, id=GATE, holder="", term=0, expires_us=0, ticked_us=0, rev=0)
-    row = tx.row(sa.select(t.c.term).where(t.c.id == GATE).with_for_update())
-    assert row is not None
-    return int(row["term"])
+    return int(lock_single(tx, GATE)["term"])
 
 
 def create(tx: Transaction, new: NewSubscription, longest_us: int) -> SubscriptionRow:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-import sqlalchemy as sa
 
 from .database import Transaction
+from .single_rows import lock_single
 
 SWEEP = "task-sweep"
 
@@ -27,9 +27,7 @@ def mark_sweep(tx: Transaction, lease_us: int, *, distrust: bool) -> Guard:
     While the database is away nobody can renew: those leases tell of the outage, not of their workers.
     """
     t = tx.t.coordinator
-    tx.insert_or_nothing(t, id=SWEEP, holder="", term=0, expires_us=0, ticked_us=0, rev=0)
-    row = tx.row(sa.select(t).where(t.c.id == SWEEP).with_for_update())
-    assert row is not None
+    row = lock_single(tx, SWEEP)
     now = tx.now_us()
     until = int(row["expires_us"])
     if distrust or now - int(row["ticked_us"]) > lease_us:

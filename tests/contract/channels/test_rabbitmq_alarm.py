@@ -44,7 +44,7 @@ def test_T55_a_memory_alarm_stalls_the_producer_for_longer_than_every_timeout_an
         for number in range(11, capacity + 1):  # in one burst: more than the sockets and the broker's window can hold
             writer.put(Frame(number, number.to_bytes(8) + bytes(size)))
         until(lambda: producer._publisher.link.blocked, producer)
-        assert producer._publisher.link.queued_bytes > 0
+        assert producer._publisher.link.queued_bytes > 0 or any(w.pending for w in producer._publisher.shared.writers)
         taken = 1 + len(take(reader, 9, consumer))
         reader.processed(taken)
         stalled = monotonic()
