@@ -31,11 +31,12 @@ from .cli_queues import permits_app, queues_app
 from .cli_schedules import schedules_app
 from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_tasks import reviews_app, tasks_app, why
-from .client import reachable
 from .dev import DevCluster
+from .kept import celery_application
 from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_to_stderr
-from .node_process import NodeProcess, celery_application, celery_messages, celery_publications, prove
+from .node_process import NodeProcess, celery_messages, celery_publications, prove
+from .opened import reachable
 from .program import EPILOG, Commands, Given
 
 main = typer.Typer(

@@ -19,10 +19,10 @@ from . import formatting
 from .celery_facts import facts_of
 from .celery_traps import celery_findings
 from .cli_jobs import JsonFlag
-from .client import reachable, require_file
 from .diagnosis import Finding, Gravity, installation_findings
 from .installation import Installation
-from .node_process import celery_application
+from .kept import celery_application
+from .opened import reachable, require_file
 from .program import EXIT_FAILED
 
 

@@ -20,7 +20,7 @@ from millstream_schema.store.schedules import Published
 
 from . import formatting
 from .cli_jobs import JsonFlag
-from .node_process import celery_application
+from .kept import celery_application
 from .schedule_terms import Terms, When, declaration
 from .schedules import preview
 

@@ -9,13 +9,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import sqlalchemy as sa
 
 from millstream_coordinator.operations import Operations, Submission
 from millstream_coordinator.status import describe_epoch, epoch_lines
@@ -26,25 +22,23 @@ from millstream_schema.errors import (
     JobInvalid,
     JobNotFound,
     MillstreamError,
-    SchemaMismatch,
-    StoreUnavailable,
 )
 from millstream_schema.hints import Hints, JobHint, NoHints
 from millstream_schema.model import NAME, Override
 from millstream_schema.pipeline import FactoryRegistry, Pipeline
 from millstream_schema.plan import PartitionedPlan
-from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
+from millstream_schema.ports import Clock, Ids, SystemIds
 from millstream_schema.reasons import one_line
 from millstream_schema.settings import StreamSettings
 from millstream_schema.states import Desired, JobState
 from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Database, Transaction
-from millstream_schema.store.migrate import check_schema
 from millstream_schema.store.rows import JobRow
 
 from .installation import Installation
 from .metrics import render
 from .obstacles import obstacle
+from .opened import OpenedNamespace, reachable
 from .pipelines import Pipelines
 
 T = TypeVar("T")
@@ -57,13 +51,15 @@ _NAMED = 5
 """Pending commits that a message names."""
 
 
-class Jobs:
+class Jobs(OpenedNamespace):
     """The jobs of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
     ``pipelines``: the object jobs are built from, needed by :meth:`submit` and :meth:`resume` only. ``hints``: tells the coordinator at once; without it the coordinator finds
     the row within ``poll_ms``. ``database``: one that is open already, and stays its owner's to close. ``changed``: set by who knows that a job moved; waiting then looks at once.
     Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
     """
+
+    _NAMESPACES = NAME
 
     def __init__(
         self,
@@ -77,37 +73,12 @@ class Jobs:
         database: Database | None = None,
         changed: threading.Event | None = None,
     ) -> None:
-        if not NAME.match(namespace):
-            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}: use letters, digits, - and _")
-        self.namespace = namespace
+        super().__init__(installation, namespace, clock=clock, database=database)
         self._registry = pipelines.registry if isinstance(pipelines, Pipelines) else pipelines
         self._hints = hints or NoHints()
-        self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
-        self._shared = database is not None
-        self._database = database or Database(
-            installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
-        )
-        self._operations = Operations(self._database)
+        self._operations = Operations(self.database)
         self._changed = changed or threading.Event()
-        try:
-            with reachable(self._database.url):
-                require_file(self._database)
-                check_schema(self._database)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Give the connections back."""
-        if not self._shared:
-            self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     # -- starting
 
@@ -216,8 +187,8 @@ class Jobs:
 
     def metrics(self) -> str:
         """Prometheus text of the namespace's live jobs."""
-        with reachable(self._database.url):
-            return render(self._database, self.namespace).decode()
+        with reachable(self.database.url):
+            return render(self.database, self.namespace).decode()
 
     def savepoints(self, name: str) -> Lines:
         """Savepoints of a job, oldest first: ``id``, ``epoch``, ``state`` (COPYING, COMPLETE), ``error``, ``created_us``."""
@@ -263,13 +234,13 @@ class Jobs:
 
     def find(self, name: str) -> JobRow:
         """The newest job of that name, or the one with that id. Raises JobNotFound."""
-        with reachable(self._database.url):
+        with reachable(self.database.url):
             return self._operations.find(name, self.namespace)
 
     def status(self, name: str) -> dict[str, Any]:
         """What is known of a job, as JSON-able values; ``obstacle`` says what it waits for and what to do, or is empty. Raises JobNotFound."""
         row = self.find(name)
-        with reachable(self._database.url):
+        with reachable(self.database.url):
             found = self._operations.status(row.id)
         return found | {"obstacle": self.obstacle(row.id)}
 
@@ -330,11 +301,11 @@ class Jobs:
             self._changed.wait(_POLL_SECONDS)
 
     def _read(self, work: Callable[[Transaction], T]) -> T:
-        with reachable(self._database.url):
-            return self._database.read(work)
+        with reachable(self.database.url):
+            return self.database.read(work)
 
     def _hinted(self, work: Callable[[], JobRow]) -> JobRow:
-        with reachable(self._database.url):
+        with reachable(self.database.url):
             row = work()
         self._hints.to_coordinator(JobHint(row.id))
         return row
@@ -377,24 +348,3 @@ def _unbuilt(pipeline: str, config: dict[str, Json], exc: Exception) -> str:
     lacks = exc.args[0] if isinstance(exc, KeyError) and exc.args and exc.args[0] not in config else None
     said = f"pipeline {pipeline!r} cannot be built from {held}: {type(exc).__name__}: {exc}"
     return said if lacks is None else f"{said}; give {lacks!r} in config= (on the command line --config)"
-
-
-@contextmanager
-def reachable(url: sa.URL) -> Iterator[None]:
-    """Say what to do when the database cannot be reached, also where a driver's error comes through."""
-    shown = url.render_as_string(hide_password=True)
-    advice = f"nothing was done. Check that the database {shown} runs, is reached from here and lets this user in; then try again"
-    try:
-        yield
-    except StoreUnavailable as exc:
-        raise StoreUnavailable(f"{exc}; {advice}") from exc
-    except sa.exc.DBAPIError as exc:
-        first = (str(exc.orig).splitlines() or [""])[0]
-        raise StoreUnavailable(f"{type(exc.orig).__name__}: {first}; {advice}") from exc
-
-
-def require_file(database: Database) -> None:
-    """Looking at an SQLite database must not create it. Raises SchemaMismatch."""
-    name = database.url.database
-    if database.dialect == "sqlite" and name and name != ":memory:" and not Path(name).exists():
-        raise SchemaMismatch(f"there is no database file {name}: run `millstream up` first, or correct the URL")

@@ -7,7 +7,6 @@ never outlives who started it.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import threading
@@ -20,7 +19,7 @@ from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.delivery_sweep import Publisher
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
-from millstream_schema.errors import ChannelError, ConfigurationError, MillstreamError, StorageError
+from millstream_schema.errors import ChannelError, StorageError
 from millstream_schema.hints import Hints, JobHint, NodeHint, NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.store.database import Database
@@ -32,8 +31,7 @@ from millstream_tasks.shell.processes import ProcessLauncher
 from millstream_tasks.shell.wire import Boot
 
 from .installation import Installation, address_of
-from .lifetime import ended_with_signals, ended_with_stdin
-from .logs import log_through_celery, log_to_stderr
+from .kept import kept
 from .sweeps import task_sweeps
 
 log = structlog.get_logger("millstream.node_process")  # not __name__: this module is run as __main__
@@ -166,15 +164,6 @@ def _ignore(_hint: JobHint) -> None:
     """Nothing to do: this process does not coordinate."""
 
 
-def celery_application(target: str) -> Any:
-    """The Celery application ``module:attribute``. Raises ConfigurationError."""
-    module, _, attribute = target.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute or "app")
-    except (ImportError, AttributeError) as exc:
-        raise ConfigurationError(f"Celery application {target!r} cannot be loaded: {exc}; write module:attribute") from exc
-
-
 def celery_messages(app: Any, prefix: str, hostname: str) -> Messages:
     """The carrier over the broker of a Celery application."""
     from .messages import CeleryMessages  # optional: a node without a broker needs no Celery
@@ -210,7 +199,7 @@ def prove(installation: Installation) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """``python -m millstream.node_process``: what a supervisor starts. The installation comes from the environment, never from the command line: a URL may hold a password."""
+    """``python -m millstream.node_process``: what a supervisor starts."""
     parser = argparse.ArgumentParser(prog="millstream node")
     parser.add_argument("--pipelines", required=True, help="module:attribute of the Pipelines object")
     parser.add_argument("--name", required=True)
@@ -219,35 +208,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-coordinator", action="store_true")
     parser.add_argument("--celery", help="module:attribute of the Celery application whose broker carries hints")
     args = parser.parse_args(argv)
-    log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
-    app = None
-    try:
-        if args.celery:
-            app = celery_application(args.celery)
-            log_through_celery(app, args.name, os.environ)
-        installation = Installation.from_environment(os.environ)
+
+    def made(installation: Installation, app: Any) -> NodeProcess:
         prove(installation)
-        messages = None if app is None else celery_messages(app, installation.prefix, args.name)
-        process = NodeProcess(
+        return NodeProcess(
             installation,
             args.pipelines,
             name=args.name,
             slots=args.slots,
             spares=args.spares,
             coordinate=not args.no_coordinator,
-            messages=messages,
+            messages=None if app is None else celery_messages(app, installation.prefix, args.name),
             publications=None if app is None else celery_publications(app, installation.prefix),
         )
-        ended_with_signals(process.stop)
-        ended_with_stdin(process.stop)
-        process.run()
-    except MillstreamError as exc:  # whoever keeps this process reads its last line
-        if app is None:
-            sys.stderr.write(f"millstream: {exc}\n")
-        else:
-            log.error(str(exc))
-        return 1
-    return 0
+
+    return kept(log, args.name, args.celery, made)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,9 @@ from millstream_coordinator.outbox_relay import OutboxCore
 from millstream_schema.durable.outbox import EntryRow, EntryState, Limits, retried
 from millstream_schema.durable.requests import Options
 from millstream_schema.errors import (
-    CommitUnknown,
     ConfigurationError,
     MillstreamError,
     ReviewConflict,
-    StoreUnavailable,
     TaskConflict,
     TaskNotFound,
 )
@@ -46,14 +44,13 @@ from millstream_schema.store.tables import tables
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
 
 from .catalogue import require_options_apart
-from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
+from .opened import acting, reachable, repeated, require_file
 from .tasks import Tasks
 
 log = structlog.get_logger(__name__)
 _LONGEST_WAIT = 1.0
-_REPEATS = 5
 
 
 class OutboxReceipt(msgspec.Struct, frozen=True):
@@ -91,7 +88,7 @@ class Outbox:
         self._target = target
         self._namespace = namespace
         self._home = outboxes.home(tables(f"{prefix}_"))
-        self._actor = actor[:128]
+        self._actor = acting(actor)
         self._wait_ms = int(wait * 1000)
         self._wake = wake
         self._clock = SystemClock()
@@ -190,10 +187,7 @@ class OutboxRelay:
         self._shared = tasks is not None
         self.database = Database(outbox, clock, prefix=f"{prefix}_")
         try:
-            with reachable(self.database.url):
-                require_file(self.database)
-                if not self.database.read(outboxes.exists):
-                    raise ConfigurationError("there is no outbox in that database: `millstream outbox init --outbox-url …` makes one")
+            _require_outbox(self.database)
             self.tasks = tasks or Tasks(installation)
             self.target = self.tasks.installation_id
         except BaseException:
@@ -256,10 +250,7 @@ class OutboxDesk:
 
     def __init__(self, url: str, *, prefix: str = "millstream") -> None:
         self._database = Database(url, SystemClock(), prefix=f"{prefix}_")
-        with reachable(self._database.url):
-            require_file(self._database)
-            if not self._database.read(outboxes.exists):
-                raise ConfigurationError("there is no outbox in that database: `millstream outbox init --outbox-url …` makes one")
+        _require_outbox(self._database)
 
     def __enter__(self) -> Self:
         return self
@@ -286,14 +277,16 @@ class OutboxDesk:
         """Have a parked entry sent again, under its own key. Raises TaskNotFound, ReviewConflict (it may not, and why)."""
         if not reason.strip():
             raise ConfigurationError("sending an entry again needs a reason: it is kept with it")
-        for _ in range(_REPEATS):
-            try:
-                refused = self._database.run(lambda tx: outboxes.retry(tx, entry, reason, retried))
-            except CommitUnknown:
-                continue
-            if refused is None:
-                raise TaskNotFound(f"there is no entry {entry!r} in this outbox")
-            if refused:
-                raise ReviewConflict(f"entry {entry} is not sent again: {refused}")
-            return
-        raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: look at the entry")
+        refused = repeated(self._database, lambda tx, _again: outboxes.retry(tx, entry, reason, retried))
+        if refused is None:
+            raise TaskNotFound(f"there is no entry {entry!r} in this outbox")
+        if refused:
+            raise ReviewConflict(f"entry {entry} is not sent again: {refused}")
+
+
+def _require_outbox(database: Database) -> None:
+    """Raises ConfigurationError, StoreUnavailable."""
+    with reachable(database.url):
+        require_file(database)
+        if not database.read(outboxes.exists):
+            raise ConfigurationError("there is no outbox in that database: `millstream outbox init --outbox-url …` makes one")

@@ -7,8 +7,6 @@ chunks, the rest by the sweep. What must never happen here: a command without it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self, TypeVar
 
 import msgspec
 import structlog
@@ -17,20 +15,17 @@ from millstream_schema.durable.gates import Gate, GateKind, gate_id, pause_block
 from millstream_schema.durable.quotas import LARGEST_ACCEPT, Quota, quota_id
 from millstream_schema.durable.records import PermitRow, permit_id
 from millstream_schema.durable.requests import HANDLER, LONGEST_KEY, NAME
-from millstream_schema.errors import CommitUnknown, ConfigurationError, PermitNotFound, StoreUnavailable
-from millstream_schema.ports import Clock, SystemClock
+from millstream_schema.errors import ConfigurationError, PermitNotFound
+from millstream_schema.ports import Clock
 from millstream_schema.store import gates, lanes, permits, quotas
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.lanes import Standing
-from millstream_schema.store.migrate import check_schema
 from millstream_schema.store.permits import Line
 
-from .client import reachable, require_file
 from .installation import Installation
+from .opened import OpenedNamespace
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
-_REPEATS = 5
 CHUNK, CHUNKS = 500, 20
 """Rows a command moves up in one transaction, and how many such it makes; the sweep does the rest."""
 LOOKED_AT = 10_000
@@ -56,8 +51,8 @@ class PermitView(msgspec.Struct, frozen=True, kw_only=True):
     line: Line
 
 
-class _Commands:
-    """A namespace of an installation, opened."""
+class _Commands(OpenedNamespace):
+    """What queues, handlers and permits have in common."""
 
     def __init__(
         self,
@@ -69,41 +64,8 @@ class _Commands:
         database: Database | None = None,
         wake: Callable[[str], None] | None = None,
     ) -> None:
-        if not NAME.match(namespace):
-            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
-        self.namespace = namespace
-        self._actor = actor[:128] or "unnamed"
+        super().__init__(installation, namespace, clock=clock, database=database, actor=actor or "unnamed")
         self._wake = wake
-        self._shared = database is not None
-        self.database = database or Database(
-            installation.database, clock or SystemClock(), prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
-        )
-        try:
-            with reachable(self.database.url):
-                require_file(self.database)
-                check_schema(self.database)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Give the connections back."""
-        if not self._shared:
-            self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def _run(self, work: Callable[[Transaction], T]) -> T:
-        for _ in range(_REPEATS):
-            try:
-                return self.database.run(work)
-            except CommitUnknown:
-                continue
-        raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: ask again")
 
     def _set(self, what: str, name: str, **values: object) -> None:
         """Told in the log, with who did it."""

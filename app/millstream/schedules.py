@@ -9,8 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -18,23 +17,19 @@ from millstream_schema.canonical import fingerprint
 from millstream_schema.durable.recurrence import Cron, Spec, instants, local, zone_of
 from millstream_schema.durable.requests import NAME, Options
 from millstream_schema.durable.schedules import Declaration, Definition, FireRow, ScheduleRow, ScheduleState, VersionRow
-from millstream_schema.errors import CommitUnknown, ConfigurationError, ScheduleInvalid, ScheduleNotFound, StoreUnavailable
-from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
+from millstream_schema.errors import CommitUnknown, ScheduleInvalid, ScheduleNotFound, StoreUnavailable
+from millstream_schema.ports import Clock, Ids, SystemIds
 from millstream_schema.store import fires, schedules
-from millstream_schema.store.database import Database, Transaction
-from millstream_schema.store.migrate import check_schema
+from millstream_schema.store.database import Database
 from millstream_schema.store.schedules import Behind, Published
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
 
 from .catalogue import Catalogue
-from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
+from .opened import OpenedNamespace
 from .schedule_terms import Terms, When, declaration, instant
 
-T = TypeVar("T")
-_REPEATS = 5
-"""How often a transaction whose answer was lost is executed again."""
 MOST_BACKFILLED = 1_000
 """Instants of one backfill."""
 MOST_PREVIEWED = 1_000
@@ -49,7 +44,7 @@ class Backfilled(msgspec.Struct, frozen=True):
     fires: int
 
 
-class Schedules:
+class Schedules(OpenedNamespace):
     """The schedules of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
     ``handlers``: what they do not hold is scheduled by name, checked against what workers told of themselves. ``actor``: who acts, kept with what is done. ``wake``: told of the
@@ -68,45 +63,11 @@ class Schedules:
         database: Database | None = None,
         wake: Callable[[str], None] | None = None,
     ) -> None:
-        if not NAME.match(namespace):
-            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
-        self.namespace = namespace
-        self._actor = actor[:128]
+        super().__init__(installation, namespace, clock=clock, database=database, actor=actor)
         self._registry = handlers.registry if isinstance(handlers, Handlers) else handlers or HandlerRegistry()
         self._ids = ids or SystemIds()
         self._wake = wake
-        clock = clock or SystemClock()
-        self._shared = database is not None
-        self.database = database or Database(
-            installation.database, clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
-        )
-        self._catalogue = Catalogue(self.database, clock, self._registry)
-        try:
-            with reachable(self.database.url):
-                require_file(self.database)
-                check_schema(self.database)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Give the connections back."""
-        if not self._shared:
-            self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def _run(self, work: Callable[[Transaction], T]) -> T:
-        for _ in range(_REPEATS):
-            try:
-                return self.database.run(work)
-            except CommitUnknown:
-                continue
-        raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: do the same again")
+        self._catalogue = Catalogue(self.database, self._clock, self._registry)
 
     def _new_id(self) -> str:
         return self._ids.new("task", 10)

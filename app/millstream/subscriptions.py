@@ -19,9 +19,8 @@ from __future__ import annotations
 import datetime as dt
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -38,25 +37,20 @@ from millstream_schema.durable.deliveries import (
 from millstream_schema.durable.requests import HANDLER, NAME, decode_result
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import (
-    CommitUnknown,
     ConfigurationError,
     DeliveryNotFound,
-    StoreUnavailable,
     SubscriptionConflict,
     SubscriptionNotFound,
 )
-from millstream_schema.ports import Chance, Clock, Ids, SystemChance, SystemClock, SystemIds
+from millstream_schema.ports import Chance, Clock, Ids, SystemChance, SystemIds
 from millstream_schema.reasons import storable
 from millstream_schema.store import deliveries, events, subscriptions
 from millstream_schema.store.database import Database, Transaction
-from millstream_schema.store.migrate import check_schema
 from millstream_schema.store.subscriptions import NewSubscription
 
-from .client import reachable, require_file
 from .installation import Installation
+from .opened import OpenedNamespace
 
-T = TypeVar("T")
-_REPEATS = 5
 MOST = 1_000
 """Deliveries that one call takes."""
 _QUICKEST_LOOK, _SLOWEST_LOOK = 0.02, 1.0
@@ -108,7 +102,7 @@ def _delivery(s: SubscriptionRow, handed: Handed) -> Delivery:
     )  # fmt: skip
 
 
-class Subscriptions:
+class Subscriptions(OpenedNamespace):
     """The subscriptions of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
     ``actor``: who acts, kept with what is done. ``database``: one that is open already, and stays its owner's to close. Raises SchemaMismatch, StoreUnavailable.
@@ -125,44 +119,9 @@ class Subscriptions:
         chance: Chance | None = None,
         database: Database | None = None,
     ) -> None:
-        if not NAME.match(namespace):
-            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
-        self.namespace = namespace
-        self._actor = actor[:128]
-        self._clock = clock or SystemClock()
+        super().__init__(installation, namespace, clock=clock, database=database, actor=actor)
         self._ids = ids or SystemIds()
         self._chance = chance or SystemChance()
-        self._shared = database is not None
-        self.database = database or Database(
-            installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
-        )
-        try:
-            with reachable(self.database.url):
-                require_file(self.database)
-                check_schema(self.database)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Give the connections back."""
-        if not self._shared:
-            self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def _run(self, work: Callable[[Transaction, bool], T]) -> T:
-        """A transaction; when the answer to its COMMIT is lost, the same again: the second argument tells it so."""
-        for turn in range(_REPEATS):
-            try:
-                return self.database.run(lambda tx, again=turn > 0: work(tx, again))  # type: ignore[misc]
-            except CommitUnknown:
-                continue
-        raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: ask again")
 
     # -- subscriptions
 
@@ -199,7 +158,7 @@ class Subscriptions:
         problems = _problems(wanted, self.database.read(lambda tx: tx.now_us()))
         if problems:
             raise ConfigurationError(f"subscription {name!r}: " + "; ".join(problems))
-        row = self._run(lambda tx, _again: subscriptions.create(tx, wanted, self.database.longest_us))
+        row = self._run(lambda tx: subscriptions.create(tx, wanted, self.database.longest_us))
         differs = wanted.same_as(row)
         if differs:
             raise SubscriptionConflict(
@@ -240,11 +199,11 @@ class Subscriptions:
         def work(tx: Transaction, again: bool) -> bool:
             return subscriptions.set_state(tx, self.namespace, name, SubscriptionState.DELETED, self._actor) is not None or again
 
-        if not self._run(work):
+        if not self._repeated(work):
             raise SubscriptionNotFound(f"there is no subscription {name!r} any more in namespace {self.namespace!r}")
 
     def _set(self, name: str, state: SubscriptionState) -> SubscriptionRow:
-        row = self._run(lambda tx, _again: subscriptions.set_state(tx, self.namespace, name, state, self._actor))
+        row = self._run(lambda tx: subscriptions.set_state(tx, self.namespace, name, state, self._actor))
         if row is None:
             raise SubscriptionNotFound(f"there is no subscription {name!r} in namespace {self.namespace!r}")
         return row
@@ -272,12 +231,12 @@ class Subscriptions:
         if not 1 <= lease_ms <= LONGEST_DELAY_MS:
             raise ConfigurationError(f"lease must be a number of seconds above 0 and at most {LONGEST_DELAY_MS // 1000}, not {lease!r}")
         token = self._ids.new("lease", 10)
-        self._run(lambda tx, _again: events.fan_out(tx, MOST))  # nobody waits for the sweep
+        self._run(lambda tx: events.fan_out(tx, MOST))  # nobody waits for the sweep
 
         def work(tx: Transaction, again: bool) -> list[Handed]:
             return deliveries.lease(tx, s, limit, token, lease_ms * 1000, self._draw, again=again)
 
-        return [_delivery(s, h) for h in self._run(work)]
+        return [_delivery(s, h) for h in self._repeated(work)]
 
     def received(self, body: Mapping[str, Any]) -> Delivery:
         """The delivery that a published message names. Raises DeliveryNotFound when it is acknowledged or gone: the message is an old one, to be passed over."""
@@ -316,7 +275,7 @@ class Subscriptions:
             raise DeliveryNotFound(f"subscription {name!r} has no delivery (any more) of {', '.join(missing[:10])}")
 
     def _acknowledge(self, subscription: str, name: str, ids: Sequence[str]) -> Sequence[str]:
-        def work(tx: Transaction, _again: bool) -> Sequence[str]:
+        def work(tx: Transaction) -> Sequence[str]:
             s = subscriptions.read(tx, self.namespace, name)
             if s is None or s.id != subscription:
                 return ids
@@ -337,7 +296,7 @@ class Subscriptions:
             done = deliveries.refuse(tx, s, event, lease, reason, after_us, self._draw())
             return deliveries.one(tx, s, event) if done is None and again else done
 
-        return self._run(work)
+        return self._repeated(work)
 
     def _draw(self) -> float:
         return self._chance.uniform(0.0, 1.0)
@@ -354,7 +313,7 @@ class Subscriptions:
         if not wanted:
             self.get(name)
             return 0
-        found = self._run(lambda tx, _again: deliveries.redeliver(tx, self._found(tx, name), wanted, self._actor))
+        found = self._run(lambda tx: deliveries.redeliver(tx, self._found(tx, name), wanted, self._actor))
         if found < len(wanted):
             raise DeliveryNotFound(
                 f"subscription {name!r} has a delivery of {found} of these {len(wanted)} tasks; those are delivered again"

@@ -20,7 +20,6 @@ from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
 from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.records import NewTask
-from millstream_schema.errors import MillstreamError
 from millstream_schema.hints import NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
 from millstream_schema.store.database import Database
@@ -34,10 +33,8 @@ from millstream_tasks.task_main import load_handlers
 
 from .installation import Installation
 from .intake import Intake
-from .lifetime import ended_with_signals, ended_with_stdin
-from .logs import log_through_celery, log_to_stderr
+from .kept import kept
 from .messages import TaskMessages
-from .node_process import celery_application
 from .publications import Publications
 from .schedules import Schedules
 from .sweeps import task_sweeps
@@ -186,7 +183,7 @@ class TaskProcess:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """``python -m millstream.task_process``: what a supervisor starts. The installation comes from the environment: a URL may hold a password."""
+    """``python -m millstream.task_process``: what a supervisor starts."""
     parser = argparse.ArgumentParser(prog="millstream task process")
     parser.add_argument("--handlers", required=True, help="module:attribute of the Handlers object")
     parser.add_argument("--name", required=True)
@@ -197,30 +194,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--messages", type=int, default=-1, help="descriptor of the socket over which plain Celery messages come")
     parser.add_argument("--celery", default="", help="module:attribute of the Celery application whose broker carries wake-ups")
     args = parser.parse_args(argv)
-    log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
-    app: Any = None
-    try:
-        if args.celery:
-            app = celery_application(args.celery)
-            log_through_celery(app, args.name, os.environ)
-        installation = Installation.from_environment(os.environ)
+
+    def made(installation: Installation, app: Any) -> TaskProcess:
         registry = load_handlers(args.handlers)
-        process = TaskProcess(
+        return TaskProcess(
             installation, registry, handlers=args.handlers, celery=args.celery, name=args.name, processes=args.processes, queues=tuple(args.queue),
             drain=args.drain, messages=None if app is None else TaskMessages(app, installation.prefix), namespace=args.namespace,
             intake=None if args.messages < 0 else socket.socket(fileno=args.messages),
             publications=None if app is None else Publications(app, installation.prefix),
         )  # fmt: skip
-        ended_with_signals(process.stop)
-        ended_with_stdin(process.stop)
-        process.run()
-    except MillstreamError as exc:  # whoever keeps this process reads its last line
-        if app is None:
-            sys.stderr.write(f"millstream: {exc}\n")
-        else:
-            log.error(str(exc))
-        return 1
-    return 0
+
+    return kept(log, args.name, args.celery, made)
 
 
 if __name__ == "__main__":

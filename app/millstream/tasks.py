@@ -9,8 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -18,39 +17,32 @@ from millstream_schema.durable.bulk import Act, OperationRow, linked_retry
 from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, NewTask, Receipt, TaskRow
-from millstream_schema.durable.requests import NAME, Options, encode_result
+from millstream_schema.durable.requests import Options, encode_result
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import (
-    CommitUnknown,
     ConfigurationError,
     QuotaExceeded,
     ReviewConflict,
-    StoreUnavailable,
     TaskConflict,
     TaskInvalid,
     TaskNotFound,
     UnknownHandler,
 )
-from millstream_schema.ports import Clock, Ids, SystemClock, SystemIds
+from millstream_schema.ports import Clock, Ids, SystemIds
 from millstream_schema.store import explaining, settling, tasks
 from millstream_schema.store.database import Database, Transaction
-from millstream_schema.store.migrate import check_schema
 from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
 
 from .admission import Admission
 from .bulk_acts import BulkActs, Plan
 from .catalogue import Catalogue, require_options_apart
-from .client import reachable, require_file
 from .handlers import Handlers
 from .installation import Installation
 from .joining import Joining, TaskReceipt, hinting, woken
 from .keeping import Keeping
+from .opened import OpenedNamespace, acting
 from .results import Rhythm, TaskResult
 from .task_search import Page, TaskSearch
-
-T = TypeVar("T")
-_REPEATS = 5
-"""How often a transaction whose answer was lost is executed again."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +73,7 @@ class Refusal(msgspec.Struct, frozen=True):
     retry_after: float = 0.0
 
 
-class Tasks:
+class Tasks(OpenedNamespace):
     """The durable tasks of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
     ``handlers``: what they do not hold is submitted by name, checked against what workers told of themselves. ``actor``: who acts, kept with what is done.
@@ -106,17 +98,10 @@ class Tasks:
         closing: Callable[[], None] | None = None,
         sessions: Callable[[], Any] | None = None,
     ) -> None:
-        if not NAME.match(namespace):
-            raise ConfigurationError(f"namespace {namespace!r} must match {NAME.pattern}")
-        self.namespace = namespace
-        self._actor = actor[:128]
+        self._closing = closing
+        super().__init__(installation, namespace, clock=clock, database=database, actor=actor)
         self._registry = handlers.registry if isinstance(handlers, Handlers) else handlers or HandlerRegistry()
-        self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
-        self._shared = database is not None
-        self.database = database or Database(
-            installation.database, self._clock, prefix=installation.table_prefix, timeout_ms=installation.idle_in_transaction_ms
-        )
         self._catalogue = Catalogue(self.database, self._clock, self._registry)
         self._search = TaskSearch(self.database, namespace)
         self._admission = Admission(self.database, self._clock)
@@ -125,38 +110,14 @@ class Tasks:
         self._changed = changed or threading.Event()
         self._result_timeout = installation.result_timeout_ms / 1000
         self._wake = wake
-        self._closing = closing
         self._joining = Joining(self.database, self._clock, wake, sessions)
         self._rhythm = Rhythm(self._clock, self._changed)
-        try:
-            with reachable(self.database.url):
-                require_file(self.database)
-                check_schema(self.database)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Give the connections back."""
         if self._closing is not None:
             self._closing()
-        if not self._shared:
-            self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def _run(self, work: Callable[[Transaction], T]) -> T:
-        """A transaction; when the answer to its COMMIT is lost, the same again: every one of ours is guarded or keyed."""
-        for _ in range(_REPEATS):
-            try:
-                return self.database.run(work)
-            except CommitUnknown:
-                continue
-        raise StoreUnavailable(f"the answer to COMMIT was lost {_REPEATS} times: ask again with the same key")
+        super().close()
 
     # -- submitting
 
@@ -247,7 +208,7 @@ class Tasks:
                     request.args,
                     request.kwargs,
                     request.options,
-                    actor=request.actor[:128] or self._actor,
+                    actor=acting(request.actor) or self._actor,
                     origin=request.origin,
                 )
             except (TaskInvalid, UnknownHandler) as exc:

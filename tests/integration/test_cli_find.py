@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.support.command_line import CommandLine, plain_environment
 from typer.testing import CliRunner
 
 from millstream.cli import main
@@ -23,11 +22,11 @@ from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.settling import Settlement
 
 
-class Program:
+class Program(CommandLine):
     """``millstream`` on an installation with tasks in many states, and no worker."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        super().__init__(directory)
         installation = Installation.local(directory)
         self.database = Database(installation.database, SystemClock(), prefix=installation.table_prefix)
         create_schema(self.database)
@@ -49,34 +48,13 @@ class Program:
             tx, [Settlement(task=r.id, fence=r.fence, token=r.token, outcome=e) for r, e in zip(claimed.tasks[:3], ends, strict=True)]
         )
 
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        result = CliRunner().invoke(main, [*arguments, "--local", str(self.directory)])
-        assert "Traceback" not in result.stderr
-        return result.exit_code, result.stdout, result.stderr
-
-    def done(self, *arguments: str) -> str:
-        code, out, err = self(*arguments)
-        assert code == 0, err
-        return " ".join(out.split())
-
-    def data(self, *arguments: str) -> Any:
-        return json.loads(self.done(*arguments, "--json"))
-
-    def refused(self, *arguments: str) -> tuple[int, str]:
-        code, _, err = self(*arguments)
-        assert code != 0 and err.startswith("millstream: ")
-        return code, " ".join(err.split())
-
     def found(self, *arguments: str) -> list[str]:
         return [t["key"] for t in self.data("tasks", "find", *arguments)["tasks"]]
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    for name in [n for n in os.environ if n.startswith("MILLSTREAM_") and "TEST" not in n]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "400")
+    plain_environment(monkeypatch)
     return Program(tmp_path)
 
 

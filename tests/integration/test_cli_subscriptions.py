@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.support.command_line import CommandLine, plain_environment
 
-from millstream.cli import main
 from millstream.handlers import Handlers
 from millstream.inbox import Inbox
 from millstream.installation import Installation
@@ -39,38 +36,17 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-class Program:
+class Program(CommandLine):
     """``millstream`` on one installation below a directory, and its clients."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.installation = Installation.local(directory)
         database = Database(self.installation.database, SystemClock(), prefix=self.installation.table_prefix)
         create_schema(database)
         self.tasks = Tasks(self.installation, handlers, database=database)
         self.subscriptions = Subscriptions(self.installation, database=database)
         self.database = database
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
-        result = CliRunner().invoke(main, [*arguments, "--local", str(self.directory)])
-        assert "Traceback" not in result.stderr
-        return result.exit_code, result.stdout, result.stderr
-
-    def done(self, *arguments: str) -> str:
-        """Stdout of a command that must succeed, on one line."""
-        code, out, err = self(*arguments)
-        assert (code, err) == (0, "")
-        return " ".join(out.split())
-
-    def data(self, *arguments: str) -> Any:
-        return json.loads(self.done(*arguments, "--json"))
-
-    def refused(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and text of a command that shows nothing else."""
-        code, out, err = self(*arguments)
-        assert out == "" and err.startswith("millstream: ")
-        return code, " ".join(err.split())
 
     def ended(self, key: str) -> str:
         """A task that is over."""
@@ -81,10 +57,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
-    for name in [n for n in os.environ if n.startswith("MILLSTREAM_") and "TEST" not in n]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "400")
+    plain_environment(monkeypatch)
     made = Program(tmp_path)
     yield made
     made.database.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -12,9 +11,8 @@ from typing import Any
 
 import pytest
 import structlog
-from typer.testing import CliRunner
+from tests.support.command_line import CommandLine, plain_environment
 
-from millstream.cli import main
 from millstream.handlers import Handlers
 from millstream.installation import Installation
 from millstream.task_worker import TaskWorker
@@ -30,35 +28,14 @@ LINE = {
 SHOWN = LINE | {"why", "args", "kwargs", "result", "effects", "fence", "session", "attempts"}
 
 
-class Program:
+class Program(CommandLine):
     """``millstream`` on one installation below a directory, the worker that serves it, and the gate its handler ``hold`` waits at."""
 
     def __init__(self, directory: Path, tasks: Tasks, begun: threading.Event, gate: threading.Event) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.tasks = tasks
         self.begun = begun
         self.gate = gate
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
-        result = CliRunner().invoke(main, [*arguments, "--local", str(self.directory)])
-        assert "Traceback" not in result.stderr
-        return result.exit_code, result.stdout, result.stderr
-
-    def done(self, *arguments: str) -> str:
-        """Stdout of a command that must succeed, on one line."""
-        code, out, err = self(*arguments)
-        assert (code, err) == (0, "")
-        return " ".join(out.split())
-
-    def data(self, *arguments: str) -> Any:
-        return json.loads(self.done(*arguments, "--json"))
-
-    def refused(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and text of a command that shows nothing else."""
-        code, out, err = self(*arguments)
-        assert out == "" and err.startswith("millstream: ")
-        return code, " ".join(err.split())
 
     def ended(self, handler: str, *args: Any, key: str = "", business_key: str = "") -> str:
         """A task that has come to its end or into review; its id."""
@@ -72,10 +49,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
-    for name in [n for n in os.environ if n.startswith("MILLSTREAM_") and "TEST" not in n]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "400")
+    plain_environment(monkeypatch)
     handlers, begun, gate = Handlers(), threading.Event(), threading.Event()
 
     @handlers.task(name="add", effects="idempotent")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
+from tests.support.command_line import plain_environment
 from typer.testing import CliRunner
 
 from millstream import Handlers, Installation, Outbox, OutboxRelay, TaskConflict, TaskInvalid, TaskWorker, UnknownHandler
@@ -61,9 +61,7 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    for name in [n for n in os.environ if n.startswith("MILLSTREAM_") and "TEST" not in n]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COLUMNS", "400")
+    plain_environment(monkeypatch)
     installation = Installation.local(tmp_path)
     with TaskWorker(installation, handlers) as worker:
         yield Shop(tmp_path, worker, installation)

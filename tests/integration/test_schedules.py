@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
+from tests.support.command_line import CommandLine, plain_environment
 from typer.testing import CliRunner
 
 from millstream.cli import main
@@ -188,49 +187,18 @@ def test_a_preview_needs_no_database() -> None:
 # -- the command line
 
 
-class Program:
-    """``millstream schedules`` on an installation below a directory, which is on the path of modules."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
-        result = CliRunner().invoke(main, ["schedules", *arguments, "--local", str(self.directory)])
-        assert "Traceback" not in result.stderr
-        return result.exit_code, result.stdout, result.stderr
-
-    def done(self, *arguments: str) -> str:
-        """Stdout of a command that must succeed, on one line."""
-        code, out, err = self(*arguments)
-        assert (code, err) == (0, "")
-        return " ".join(out.split())
-
-    def data(self, *arguments: str) -> Any:
-        return json.loads(self.done(*arguments, "--json"))
-
-    def refused(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and text."""
-        code, _, err = self(*arguments)
-        assert err.startswith("millstream: ")
-        return code, " ".join(err.split())
-
-
 @pytest.fixture
-def program(tmp_path: Path, installation: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
-    for name in [n for n in os.environ if n.startswith("MILLSTREAM_") and "TEST" not in n]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "400")
+def program(tmp_path: Path, installation: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    plain_environment(monkeypatch)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     (tmp_path / "proj_schedules.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield Program(tmp_path)
+    yield CommandLine(tmp_path, "schedules")
     sys.modules.pop("proj_schedules", None)
     structlog.reset_defaults()
 
 
-def test_commands_do_what_they_say(program: Program) -> None:
+def test_commands_do_what_they_say(program: CommandLine) -> None:
     """From sync to deletion; lists and JSON have stable keys."""
     code = "proj_schedules:handlers"
     assert program.done("sync", code).startswith("nightly: version 1 published, next fire 2")
@@ -299,14 +267,14 @@ def test_a_preview_of_an_expression_needs_nothing(tmp_path: Path) -> None:
         pytest.param(["backfill", "s", "--from", "x", "--to", "y"], 2, "--from must be like", id="backfill"),
     ],
 )
-def test_wrong_commands_say_what_to_write(program: Program, arguments: list[str], code: int, text: str) -> None:
+def test_wrong_commands_say_what_to_write(program: CommandLine, arguments: list[str], code: int, text: str) -> None:
     """Exit code and a text, nothing is stored."""
     found = program.refused(*arguments)
     assert found[0] == code and text in found[1]
     assert program.data("list") == []
 
 
-def test_a_beat_schedule_is_imported_or_refused_entry_by_entry(program: Program) -> None:
+def test_a_beat_schedule_is_imported_or_refused_entry_by_entry(program: CommandLine) -> None:
     """Nothing is published while an entry cannot be honoured, unless it is asked for."""
     given = ("import", "--celery", "proj_schedules:app", "--handlers", "proj_schedules:handlers")
     code, text = program.refused(*given)

@@ -1,0 +1,59 @@
+"""A process of ours that a supervisor starts and keeps: its log, its Celery application, when it ends, and the last line it says when it cannot go on.
+
+Called by the entry points of node and task processes. What must never happen here: a traceback for what a person can mend; a process that outlives who started it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from millstream_schema.errors import ConfigurationError, MillstreamError
+
+from .installation import Installation
+from .lifetime import ended_with_signals, ended_with_stdin
+from .logs import log_through_celery, log_to_stderr
+
+
+class Runs(Protocol):
+    """What a process does until it is told to stop; ``stop`` is thread-safe and signal-safe."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def celery_application(target: str) -> Any:
+    """The Celery application ``module:attribute``. Raises ConfigurationError."""
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute or "app")
+    except (ImportError, AttributeError) as exc:
+        raise ConfigurationError(f"Celery application {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+
+
+def kept(log: Any, name: str, celery: str | None, made: Callable[[Installation, Any], Runs]) -> int:
+    """Make a process and run it until it ends; its exit code. ``made``: from the installation of the environment and the Celery application, or None.
+
+    The installation never comes from the command line: a URL may hold a password.
+    """
+    log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
+    app: Any = None
+    try:
+        if celery:
+            app = celery_application(celery)
+            log_through_celery(app, name, os.environ)
+        process = made(Installation.from_environment(os.environ), app)
+        ended_with_signals(process.stop)
+        ended_with_stdin(process.stop)
+        process.run()
+    except MillstreamError as exc:  # whoever keeps this process reads its last line
+        if app is None:
+            sys.stderr.write(f"millstream: {exc}\n")
+        else:
+            log.error(str(exc))
+        return 1
+    return 0
