@@ -5,9 +5,9 @@ Used by :class:`millstream.tasks.Tasks`. What must never happen here: an act wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from millstream_schema.store import finding, operations
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import installation_secret
 from millstream_schema.store.tasks import TEXT_KEPT
+
+from .joining import Wake, woken
 
 T = TypeVar("T")
 
@@ -49,12 +51,13 @@ class Plan(msgspec.Struct, frozen=True):
 class BulkActs:
     """Of one namespace."""
 
-    def __init__(self, database: Database, run: Runs, ids: Ids, namespace: str, actor: str) -> None:
+    def __init__(self, database: Database, run: Runs, ids: Ids, namespace: str, actor: str, wake: Wake | None) -> None:
         self._db = database
         self._run = run
         self._ids = ids
         self._namespace = namespace
         self._actor = actor
+        self._wake = wake
 
     @cached_property
     def _seal(self) -> Seal:
@@ -81,13 +84,23 @@ class BulkActs:
         if dry.act is Act.RETRY and not reason.strip():
             raise ConfigurationError("a retry needs a reason that says why it is safe to do these again: it is kept with the operation")
         operation = self._begun(dry.id, dry.act, where, dry.instant_us, dry.expected, reason)
-        matches = matching(where)
+        fits, queues = matching(where), set[str]()
+
+        def matches(row: Mapping[str, Any]) -> bool:
+            if fits(row):
+                queues.add(row["queue"])
+                return True
+            return False
+
         while not operation.over:
+            queues.clear()
             after = Place(operation.after_us, operation.after_id) if operation.after_id else None
             found = self._db.read(lambda tx, a=after: finding.page(tx, self._namespace, where, a, PART, dry.instant_us))  # type: ignore[misc]
             operation = self._run(
                 lambda tx, o=operation, f=found: operations.part(tx, o, f.ids, f.place, matches, lambda: self._ids.new("task", 10))  # type: ignore[misc]
             )
+            if dry.act is Act.RETRY:
+                woken(self._wake, sorted(queues))
             progress(operation)
         return operation
 

@@ -117,6 +117,7 @@ class CeleryMessages(Carrier):
     def __init__(self, app: Celery, prefix: str, hostname: str) -> None:
         super().__init__(app, prefix)
         self._hostname = hostname
+        self._wakes = TaskMessages(app, prefix)
 
     # -- sending: called from the node's and the coordinator's threads
 
@@ -134,6 +135,14 @@ class CeleryMessages(Carrier):
     def to_coordinator(self, hint: JobHint) -> None:
         if hint.job:
             self._put("job", hint)
+
+    def wake(self, queue: str) -> None:
+        """A schedule's fire became a task of this queue."""
+        self._wakes.wake(queue)
+
+    def close(self) -> None:
+        self._wakes.close()
+        super().close()
 
     def attempt(self, state: str, job: str, deployment: Deployment, detail: str) -> None:
         """A subtask's attempt as a task event, as Flower and ``celery events`` show them."""
@@ -228,8 +237,8 @@ class CeleryMessages(Carrier):
 class TaskMessages(Carrier):
     """Wake-ups for durable tasks: that a queue may hold something. Coalesced where they are sent, acknowledged on receipt, bounded in the broker.
 
-    Used by a worker's task process, which also listens, and by clients, which only send. Its threads start with the first use, in whatever process that is: a client made before
-    a fork serves both.
+    Used by a worker's task process, which also listens, and by clients and node processes, which only send. Its threads start with the first use, in whatever process that is:
+    a client made before a fork serves both.
     """
 
     def __init__(self, app: Celery, prefix: str) -> None:

@@ -50,6 +50,9 @@ class Messages(Protocol):
     def dropped(self) -> int:
         """Hints and events that were not sent: the broker was away for too long."""
 
+    def wake(self, queue: str) -> None:
+        """Say that a queue of durable tasks may hold something; neither waits nor fails."""
+
     def start(
         self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
     ) -> None: ...
@@ -69,6 +72,9 @@ class NoMessages:
     hints: Hints = NoHints()
     events: NodeEvents = NoEvents()
     dropped = 0
+
+    def wake(self, queue: str) -> None:
+        """Nothing is told: workers poll."""
 
     def start(
         self, node_name: str, to_node: Callable[[NodeHint], None], to_coordinator: Callable[[JobHint], None], node_id: Callable[[], str]
@@ -126,7 +132,7 @@ class NodeProcess:
                 lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
                 holder,
                 i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
-                ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000),
+                ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000, self._messages.wake),
             )  # fmt: skip
             self._counts = coordinator.counts
             self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)

@@ -103,7 +103,7 @@ class TaskProcess:
             ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000, self._submitted),
         )  # fmt: skip
         self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
-        Schedules(i, registry, actor=f"worker:{name}", clock=clock, ids=ids, database=self._database).sync()
+        Schedules(i, registry, namespace, actor=f"worker:{name}", clock=clock, ids=ids, database=self._database).sync()
 
     def run(self) -> None:
         """Until :meth:`stop`, then until what runs has ended or the drain's time is over."""

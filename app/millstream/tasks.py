@@ -106,7 +106,7 @@ class Tasks(OpenedNamespace):
         self._search = TaskSearch(self.database, namespace)
         self._admission = Admission(self.database, self._clock)
         self.retention = Keeping(self.database, self._run, namespace, self._actor)
-        self._bulk = BulkActs(self.database, self._run, self._ids, namespace, self._actor)
+        self._bulk = BulkActs(self.database, self._run, self._ids, namespace, self._actor, wake)
         self._changed = changed or threading.Event()
         self._result_timeout = installation.result_timeout_ms / 1000
         self._wake = wake
@@ -316,8 +316,7 @@ class Tasks(OpenedNamespace):
         Asked again, it answers with the same one. Raises ReviewConflict for one in another state, TaskNotFound.
         """
         receipt = self._bulk.retry(task, reason)
-        if self._wake is not None:
-            self._wake(self.get(receipt.task).queue)
+        woken(self._wake, [self.get(receipt.task).queue])
         return receipt
 
     def plan(self, act: Act | str, where: TaskFilter | None = None) -> Plan:
@@ -352,6 +351,7 @@ class Tasks(OpenedNamespace):
         retry = linked_retry(task, self._ids.new("task", 10), origin="review", actor=self._actor)
         receipt = self._decide(task, done=False, result="", reason=reason, retry=retry)
         assert receipt is not None
+        woken(self._wake, [task.queue])
         return receipt
 
     def _decide(self, task: TaskRow, *, done: bool, result: str, reason: str, retry: NewTask | None) -> Receipt | None:

@@ -135,10 +135,10 @@ class Rig:
             sys.path.remove(str(self.path))
             del os.environ["NOTES"]
 
-    def worker(self, processes: int = 2, drain: float = 5.0) -> subprocess.Popen[bytes]:
+    def worker(self, processes: int = 2, drain: float = 5.0, namespace: str = "default") -> subprocess.Popen[bytes]:
         command = [
             sys.executable, "-m", "millstream.task_process", "--handlers", "proj_tasks:handlers", "--name", f"w{len(self.workers)}",
-            "--processes", str(processes), "--drain", str(drain),
+            "--processes", str(processes), "--drain", str(drain), "--namespace", namespace,
         ]  # fmt: skip
         worker = subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE)
         self.workers.append(worker)

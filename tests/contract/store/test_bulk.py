@@ -52,8 +52,8 @@ class DiesAt:
 def client(store: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
     store.db.run(lambda tx: tx.insert_or_nothing(tx.t.installation, id=1, uid="installation-1", secret="secret-1"))
     monkeypatch.setattr(bulk_acts, "PART", 3)
-    return lambda namespace="default", database=None: Tasks(
-        Installation.local(tmp_path), None, namespace, actor="anna", database=database or store.db
+    return lambda namespace="default", database=None, wake=None: Tasks(
+        Installation.local(tmp_path), None, namespace, actor="anna", database=database or store.db, wake=wake
     )
 
 
@@ -242,3 +242,17 @@ def test_what_cannot_be_retried_is_refused(store: Opened, client: Client) -> Non
         with pytest.raises(TaskNotFound):
             tasks.retry(task, reason="r")
     assert tasks.operations() == [] and len(every(store.db)) == 4
+
+
+def test_whoever_waits_for_work_is_told_of_retries_once_they_are_committed(store: Opened, client: Client) -> None:
+    """After each part its queues, and after a retry by hand; not of a cancel."""
+    failed(store, 4)
+    told: list[tuple[str, int]] = []
+    tasks = client(wake=lambda queue: told.append((queue, [*states(store.db).values()].count(T.READY))))
+    tasks.carry_out(tasks.plan("retry").token, reason="safe")
+    assert told == [("default", 3), ("default", 4)]
+    tasks.carry_out(tasks.plan("cancel").token)
+    assert len(told) == 2
+    (cancelled, *_) = tasks.list(state=T.CANCELLED)
+    tasks.retry(cancelled.id, reason="safe")
+    assert told[2:] == [("default", 1)]
