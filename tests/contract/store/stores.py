@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 from tests.unit.coordinator.rows import job_row, model
 
 from millstream_schema.connectors import Committable, Handle
@@ -30,6 +31,7 @@ class Opened:
         self.url = url
         self.db = db
         self._others: list[Database] = []
+        self._filled: sa.CompoundSelect[tuple[str]] | None = None
 
     def open(self, *, timeout_ms: int = 3000, faults: Faults | None = None) -> Database:
         other = Database(self.url, SystemClock(), timeout_ms=timeout_ms, faults=faults)
@@ -37,10 +39,18 @@ class Opened:
         return other
 
     def empty(self) -> None:
+        """Delete every row. Which tables have any is asked at once: a DELETE of each would be a tenth of the whole run."""
+        kept = (self.db.tables.schema, self.db.tables.installation)
+        tables = {t.name: t for t in self.db.tables.metadata.sorted_tables if t not in kept}
+        filled = self._filled
+        if filled is None:
+            filled = self._filled = sa.union_all(
+                *[sa.select(sa.literal(n).label("name")).where(sa.exists().select_from(t)) for n, t in tables.items()]
+            )
+
         def work(tx: Transaction) -> None:
-            for table in self.db.tables.metadata.sorted_tables:
-                if table not in (self.db.tables.schema, self.db.tables.installation):
-                    tx.delete(table)
+            for row in tx.rows(filled):
+                tx.delete(tables[row["name"]])
 
         self.db.run(work)
 
