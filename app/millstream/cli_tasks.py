@@ -12,7 +12,7 @@ from rich.table import Table
 from millstream_schema.durable.explaining import conflicts
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, TaskRow
-from millstream_schema.durable.requests import decode_arguments, decode_result
+from millstream_schema.durable.requests import Options, decode_arguments, decode_result
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.reasons import one_line
@@ -27,6 +27,9 @@ reviews_app = typer.Typer(no_args_is_help=True, help="Tasks whose outcome nobody
 
 TaskId = Annotated[str, typer.Argument(help="Id of the task.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the task.")]
+HandlerName = Annotated[str, typer.Argument(help="Name of a handler that workers have registered.")]
+Args = Annotated[str, typer.Option("--args", help="Its positional arguments, as a JSON array.")]
+Kwargs = Annotated[str, typer.Option("--kwargs", help="Its arguments by name, as a JSON object.")]
 Cursor = Annotated[str, typer.Option("--cursor", help="Go on where the page before ended, with the same filters.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many to show.")]
 
@@ -118,6 +121,37 @@ def why(ctx: typer.Context, task: TaskId) -> None:
         formatting.show(tasks.why(task))
 
 
+def _json(option: str, text: str, shape: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=shape)
+    except (msgspec.DecodeError, UnicodeEncodeError) as exc:
+        raise ConfigurationError(f"{option} is no JSON as it must be: {exc}. Quote it as one word of the shell") from exc
+
+
+@tasks_app.command("submit")
+def submit(
+    ctx: typer.Context,
+    handler: HandlerName,
+    args: Args = "[]",
+    kwargs: Kwargs = "{}",
+    key: Annotated[str, typer.Option("--key", help="Makes it one task however often it is submitted.")] = "",
+    business_key: Annotated[str, typer.Option("--business-key", help="What it is about; tasks are found by it.")] = "",
+    queue: Annotated[str, typer.Option("--queue", help="Another queue than the handler's.")] = "",
+    delay: Annotated[float, typer.Option("--delay", help="Seconds until it is due.")] = 0.0,
+    priority: Annotated[int, typer.Option("--priority", help="Each unit is worth a second of waiting.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Submit a task; its arguments are checked against what the handler's workers say it takes."""
+    options = Options(queue=queue, business_key=business_key, delay_s=delay, priority=priority)
+    given = _json("--args", args, list[Any]), _json("--kwargs", kwargs, dict[str, Any])
+    with ctx.obj.tasks() as tasks:
+        receipt = tasks.submit_with(handler, *given, key=key, options=options)
+    if as_json:
+        formatting.show_json({"id": receipt.task, "state": receipt.state.value, "replayed": receipt.replayed})
+    else:
+        formatting.show(f"{receipt.task} is {receipt.state.value}" + (" (submitted before)" if receipt.replayed else ""))
+
+
 @reviews_app.command("list")
 def list_reviews(ctx: typer.Context, limit: Limit = 50, as_json: JsonFlag = False) -> None:
     """Tasks in review."""
@@ -137,10 +171,7 @@ def done(
     result: Annotated[str, typer.Option("--result", help="Its result, as JSON.")] = "null",
 ) -> None:
     """It has been done: the task succeeds, with this result."""
-    try:
-        value = msgspec.json.decode(result)
-    except msgspec.DecodeError as exc:
-        raise ConfigurationError(f"--result is no JSON: {exc}") from exc
+    value = _json("--result", result, Any)
     with ctx.obj.tasks() as tasks:
         tasks.review_done(tasks.get(task), result=value, reason=reason)
     formatting.show(f"{task} is SUCCEEDED by review")
@@ -160,3 +191,12 @@ def retry(ctx: typer.Context, task: TaskId, reason: Reason) -> None:
     with ctx.obj.tasks() as tasks:
         receipt = tasks.review_retry(tasks.get(task), reason=reason)
     formatting.show(f"{task} is taken over by {receipt.task}")
+
+
+@reviews_app.command("compensate")
+def compensate(ctx: typer.Context, task: TaskId, handler: HandlerName, reason: Reason, args: Args = "[]", kwargs: Kwargs = "{}") -> None:
+    """Whatever it did is made up for: it fails, and a task of another handler is submitted with the decision."""
+    given = _json("--args", args, list[Any]), _json("--kwargs", kwargs, dict[str, Any])
+    with ctx.obj.tasks() as tasks:
+        receipt = tasks.review_compensate(tasks.get(task), handler, *given, reason=reason)
+    formatting.show(f"{task} is made up for by {receipt.task}")

@@ -41,9 +41,13 @@ from millstream_schema.errors import (
     StoreUnavailable,
     SubscriptionConflict,
     SubscriptionNotFound,
+    TaskConflict,
+    TaskInvalid,
     TaskNotFound,
     TokenRefused,
     UnknownFactory,
+    UnknownHandler,
+    UnknownQueue,
 )
 from millstream_tasks.task_main import load_handlers
 
@@ -68,6 +72,10 @@ _EXITS: tuple[tuple[type[Exception], int], ...] = (
     (SubscriptionConflict, EXIT_REFUSED),
     (ScheduleNotFound, EXIT_NOT_FOUND),
     (UnknownFactory, EXIT_NOT_FOUND),
+    (UnknownHandler, EXIT_NOT_FOUND),
+    (UnknownQueue, EXIT_NOT_FOUND),
+    (TaskInvalid, EXIT_REFUSED),
+    (TaskConflict, EXIT_REFUSED),
     (ScheduleInvalid, EXIT_REFUSED),
     (SnapshotMissing, EXIT_NOT_FOUND),
     (JobInvalid, EXIT_REFUSED),
@@ -93,7 +101,7 @@ EPILOG = "\n\n".join(
         "1 failed, or the job did",
         "2 wrong usage or configuration",
         "3 not found",
-        "4 refused: conflict, invalid job, or a schema that does not fit",
+        "4 refused: conflict, invalid job or task, or a schema that does not fit",
         "5 database, broker or checkpoint storage cannot be reached",
     )
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millstream_schema.durable.bulk import Act, OperationRow, linked_retry
+from millstream_schema.durable.bulk import Act, OperationRow, compensation, linked_retry
 from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, NewTask, Receipt, TaskRow
@@ -167,17 +167,7 @@ class Tasks(OpenedNamespace):
         session: Any = None,
     ) -> TaskReceipt:
         """As :meth:`submit`, arguments and options kept apart: for handlers whose parameters are named like options, and for callers that pass on what they were given."""
-        found = self._form(handler, options)
-        new = found.request(
-            self.namespace,
-            self._ids.new("task", 10),
-            key,
-            tuple(args),
-            kwargs or {},
-            options or Options(),
-            actor=self._actor,
-            origin="direct",
-        )
+        new = self._request(handler, args, kwargs, key, options)
         transaction = self._joining.transaction(session, self._run)
         self._require_room(new)
         (receipt,) = transaction.run(lambda tx: self._stored(tx, [new]))
@@ -251,6 +241,21 @@ class Tasks(OpenedNamespace):
         receipts = tasks.submit_many(tx, news) if len(news) != 1 else [tasks.submit(tx, news[0])]
         self._admission.note(tx, news, [r.task for r in receipts if not (r.replayed or r.conflict)])
         return receipts
+
+    def _request(
+        self, handler: str | Handler, args: Sequence[Any], kwargs: Mapping[str, Any] | None, key: str, options: Options | None
+    ) -> NewTask:
+        """One request, complete. Raises TaskInvalid, UnknownHandler, UnknownQueue."""
+        return self._form(handler, options).request(
+            self.namespace,
+            self._ids.new("task", 10),
+            key,
+            tuple(args),
+            kwargs or {},
+            options or Options(),
+            actor=self._actor,
+            origin="direct",
+        )
 
     def _form(self, handler: str | Handler, options: Options | None) -> Form:
         """What the request must look like. Raises UnknownHandler, UnknownQueue."""
@@ -339,27 +344,49 @@ class Tasks(OpenedNamespace):
         return self._bulk.operations(limit)
 
     def review_done(self, task: TaskRow, *, result: Any = None, reason: str) -> None:
-        """Decide a review: what it was to do has been done. ``task``: as it was read; raises ReviewConflict when it has changed since."""
-        self._decide(task, done=True, result=encode_result(result), reason=reason, retry=None)
+        """Decide a review: what it was to do has been done. ``task``: as it was read; raises ReviewConflict when it has changed since, TaskNotFound for one of elsewhere."""
+        self._decide(task, reason, done=True, result=encode_result(result))
 
     def review_failed(self, task: TaskRow, *, reason: str) -> None:
         """Decide a review: it has not been done, and will not be."""
-        self._decide(task, done=False, result="", reason=reason, retry=None)
+        self._decide(task, reason)
 
     def review_retry(self, task: TaskRow, *, reason: str) -> Receipt:
         """Decide a review: it has not been done, a new linked task does it. Say in ``reason`` why it is safe."""
-        retry = linked_retry(task, self._ids.new("task", 10), origin="review", actor=self._actor)
-        receipt = self._decide(task, done=False, result="", reason=reason, retry=retry)
+        return self._succeeded(task, linked_retry(task, self._ids.new("task", 10), origin="review", actor=self._actor), reason)
+
+    def review_compensate(
+        self,
+        task: TaskRow,
+        handler: str | Handler,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        reason: str,
+        options: Options | None = None,
+    ) -> Receipt:
+        """Decide a review: whatever it did is made up for by a task of ``handler``, submitted with the decision and found under the same business key.
+
+        The task is FAILED and names it in ``superseded_by``; who follows the result gets the failure, not what made up for it. Raises as :meth:`submit`, and ReviewConflict.
+        """
+        return self._succeeded(task, compensation(task, self._request(handler, args, kwargs, "", options)), reason)
+
+    def _succeeded(self, task: TaskRow, successor: NewTask, reason: str) -> Receipt:
+        receipt = self._decide(task, reason, successor=successor)
         assert receipt is not None
-        woken(self._wake, [task.queue])
+        woken(self._wake, [successor.queue])
         return receipt
 
-    def _decide(self, task: TaskRow, *, done: bool, result: str, reason: str, retry: NewTask | None) -> Receipt | None:
-        if not reason.strip():
+    def _decide(
+        self, task: TaskRow, reason: str, *, done: bool = False, result: str = "", successor: NewTask | None = None
+    ) -> Receipt | None:
+        if not isinstance(reason, str) or not reason.strip():
             raise ConfigurationError("a review's decision needs a reason: it is kept with the task")
+        if task.namespace != self.namespace:
+            raise TaskNotFound(f"there is no task {task.id!r} in namespace {self.namespace!r}")
         answer = self._run(
             lambda tx: settling.review(
-                tx, task.id, task.rev, done=done, result=result, reason=reason, actor=self._actor or "unnamed", retry=retry
+                tx, task.id, task.rev, done=done, result=result, reason=reason, actor=self._actor or "unnamed", successor=successor
             )
         )
         if isinstance(answer, settling.ReviewRefused):

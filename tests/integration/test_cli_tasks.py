@@ -209,6 +209,36 @@ def test_retry_hands_over_to_a_new_task(program: Program) -> None:
     assert (found["state"], found["retry_of"], found["args"], found["handler"]) == ("UNKNOWN", review, "[7]", "pay")
 
 
+def test_compensate_submits_what_makes_up_for_it(program: Program) -> None:
+    """With arguments as JSON; the first has failed and names it. Arguments that are no JSON, or do not fit, decide nothing."""
+    review = program.ended("pay", 7, business_key="order-7")
+    for args, code in (("{", 2), ('{"a": 1}', 2), ("[1]", 4)):
+        assert program.refused("reviews", "compensate", review, "add", "--args", args, "--reason", "r")[0] == code
+    assert [r["id"] for r in program.data("reviews", "list")] == [review]
+    said = program.done("reviews", "compensate", review, "add", "--args", "[3]", "--kwargs", '{"b": 4}', "--reason", "paid twice")
+    new = said.removeprefix(f"{review} is made up for by ")
+    assert program.tasks.wait(new, SECONDS) == 7
+    old, found = program.data("tasks", "show", review), program.data("tasks", "show", new)
+    assert (old["state"], old["superseded_by"]) == ("FAILED", new)
+    assert (found["origin"], found["business_key"], found["retry_of"]) == ("compensation", "order-7", "")
+
+
+def test_submit_makes_one_task_of_one_key(program: Program) -> None:
+    """Its arguments are checked against what the handler takes; nothing is submitted that would not run."""
+    first = program.data("tasks", "submit", "add", "--args", "[1, 2]", "--key", "k", "--business-key", "order-8")
+    assert program.tasks.wait(first["id"], SECONDS) == 3
+    again = program.data("tasks", "submit", "add", "--args", "[1, 2]", "--key", "k", "--business-key", "order-8")
+    assert again == {"id": first["id"], "state": "SUCCEEDED", "replayed": True}
+    for code, *wrong in (
+        (4, "add", "--args", '["x", 2]'),
+        (2, "add", "--kwargs", "[]"),
+        (3, "nobody"),
+        (4, "add", "--args", "[1, 2]", "--delay", "nan"),
+    ):
+        assert program.refused("tasks", "submit", *wrong)[0] == code
+    assert len(program.data("tasks", "list")) == 1
+
+
 @pytest.mark.parametrize("verb", ["done", "fail", "retry"])
 def test_what_is_not_in_review_is_not_decided(program: Program, verb: str) -> None:
     """Exit code 4, for a task that ran well and for a second decision; the first stands."""

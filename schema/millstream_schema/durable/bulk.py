@@ -106,3 +106,10 @@ def linked_retry(task: TaskRow, task_id: str, *, origin: str, actor: str) -> New
         policy=msgspec.json.decode(task.policy, type=Policy), priority=task.priority, permit=task.permit, ordered=bool(task.ordered),
         business_key=task.business_key, origin=origin, actor=actor, root=task.root, retry_of=task.id,
     )  # fmt: skip
+
+
+def compensation(task: TaskRow, wanted: NewTask) -> NewTask:
+    """The task that makes up for one whose review says so: of any handler, found under the same business key. Its key makes it one however often it is asked for."""
+    return msgspec.structs.replace(
+        wanted, key=f"{task.id}/compensation", business_key=wanted.business_key or task.business_key, origin="compensation"
+    )

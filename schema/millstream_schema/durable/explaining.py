@@ -61,7 +61,7 @@ def why(task: TaskRow, facts: WhyFacts) -> str:
             said = f": {one_line(task.reason)}" if task.reason else ""
             return f"it is in review since {instant(task.changed_us)} ({task.cause or 'unknown'}){said}"
         case _:
-            replaced = f"; task {task.superseded_by} took over" if task.superseded_by else ""
+            replaced = f"; task {task.superseded_by} followed it" if task.superseded_by else ""
             return f"it is over since {instant(task.settled_us)}: {task.state}" + (f" ({task.cause})" if task.cause else "") + replaced
 
 

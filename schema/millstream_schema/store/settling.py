@@ -315,31 +315,42 @@ class ReviewRefused(enum.StrEnum):
     GONE = "there is no such task"
     MOVED = "the task has changed since it was read"
     NOT_IN_REVIEW = "the task is not in review"
+    TAKEN = "the key of the task that is to follow it is known with other content"
 
 
 def review(
-    tx: Transaction, task_id: str, rev: int, *, done: bool, result: str, reason: str, actor: str, retry: NewTask | None = None
+    tx: Transaction, task_id: str, rev: int, *, done: bool, result: str, reason: str, actor: str, successor: NewTask | None = None
 ) -> ReviewRefused | Receipt | None:
-    """A person's decision on an UNKNOWN task, compare-and-set on ``rev``. ``retry``: a new, linked task takes over. None or the new task's receipt: decided."""
+    """A person's decision on an UNKNOWN task, compare-and-set on ``rev``. ``successor``: the linked task that does it again, or the one that makes up for it.
+
+    None or the new task's receipt: decided.
+    """
     task = lock_task(tx, task_id)
     if task is None:
         return ReviewRefused.GONE
     said = f"{actor}: {reason}"
     state = TaskState.SUCCEEDED if done else TaskState.FAILED
     decided = (task.state, task.cause, task.reason, task.rev, bool(task.superseded_by))
-    if decided == (state, Cause.REVIEWED, said[:TEXT_KEPT], rev + 1, retry is not None) and task.result == (result if done else ""):
-        return None if retry is None else submit(tx, retry)  # this very decision, whose answer was lost
+    if decided == (state, Cause.REVIEWED, said[:TEXT_KEPT], rev + 1, successor is not None) and task.result == (result if done else ""):
+        return None if successor is None else _followed(tx, successor)  # this very decision, whose answer was lost
     if task.state is not TaskState.UNKNOWN:
         return ReviewRefused.NOT_IN_REVIEW
     if task.rev != rev:
         return ReviewRefused.MOVED
-    receipt = None
+    receipt: Receipt | ReviewRefused | None = None
     extra: dict[str, Any] = {"result": result} if done else {"error": reason[:TEXT_KEPT]}
-    if retry is not None:
-        receipt = submit(tx, msgspec.structs.replace(retry, retry_of=task.id, root=task.root))
+    if successor is not None:
+        receipt = _followed(tx, successor)
+        if isinstance(receipt, ReviewRefused):
+            return receipt
         extra["superseded_by"] = receipt.task
     now = tx.now_us()
     decision = Decision(state=state, cause=Cause.REVIEWED, reason=said)
     apply(tx, task, decision, now, **extra)
     keep_attempt(tx, task.id, task.fence, actor[:64], "Reviewed", decision, task.started_us, now, late=True)
     return receipt
+
+
+def _followed(tx: Transaction, successor: NewTask) -> Receipt | ReviewRefused:
+    receipt = submit(tx, successor)
+    return ReviewRefused.TAKEN if receipt.conflict else receipt

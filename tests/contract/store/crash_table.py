@@ -309,7 +309,7 @@ SETTLING: dict[str, Boundary] = {
     ),
     "review: done": reviewing(done=True, result="[7]"),
     "review: failed": reviewing(),
-    "review: a new task": reviewing(retry=task("a/retry")),
+    "review: a new task": reviewing(successor=task("a/retry")),
 }
 
 

@@ -68,7 +68,9 @@ def every_end(db: Database) -> dict[str, str]:
     def decide(key: str, *, done: bool = False, result: str = "", retry: bool = False) -> None:
         row = unknown[key]
         again = new(f"{key}/retry") if retry else None
-        answer = db.run(lambda tx: settling.review(tx, row.id, row.rev, done=done, result=result, reason="looked", actor="me", retry=again))
+        answer = db.run(
+            lambda tx: settling.review(tx, row.id, row.rev, done=done, result=result, reason="looked", actor="me", successor=again)
+        )
         assert not isinstance(answer, settling.ReviewRefused)
 
     decide("done by hand", done=True, result="[7]")

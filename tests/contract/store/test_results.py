@@ -7,18 +7,28 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from tests.contract.store.stores import Opened, together
 from tests.contract.store.task_rows import begin, ending, every, external, new, session, settle, submit, take, taken
 
+from millstream.handlers import Handlers
 from millstream.installation import Installation
 from millstream.results import REFUSED, TaskResult
 from millstream.tasks import Tasks
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.records import Receipt
 from millstream_schema.durable.requests import encode_result
-from millstream_schema.durable.states import TaskState
-from millstream_schema.errors import CommitUnknown, ConfigurationError, StoreUnavailable, TaskFailed, TaskNotFound
+from millstream_schema.durable.states import Cause, TaskState
+from millstream_schema.errors import (
+    CommitUnknown,
+    ConfigurationError,
+    ReviewConflict,
+    StoreUnavailable,
+    TaskFailed,
+    TaskNotFound,
+    UnknownHandler,
+)
 from millstream_schema.store import settling
 from millstream_schema.store.database import Database, Transaction
 
@@ -214,3 +224,32 @@ def test_following_a_review_leads_to_the_task_that_took_over(store: Opened, task
     timer.join()
     with pytest.raises(TaskFailed, match="FAILED"):
         tasks.wait(receipt)
+
+
+def test_what_makes_up_for_a_task_in_review_is_submitted_with_the_decision(store: Opened, tasks: Tasks) -> None:
+    """One task, however often it is asked for; who follows the result gets the failure and not what the other one returned; another namespace decides nothing."""
+    (row,) = taken(store.db, external(business_key="order-7"))
+    begin(store.db, row)
+    settle(store.db, ending(row, o.AskedForReview("look")))
+    seen = tasks.get(row.id)
+
+    @Handlers().task(name="refund", effects="idempotent")
+    def refund(number: int) -> None: ...
+
+    with pytest.raises(TaskNotFound):
+        tasks.review_compensate(msgspec.structs.replace(seen, namespace="other"), refund, (1,), reason="x")
+    with pytest.raises(UnknownHandler):
+        tasks.review_compensate(seen, "nobody-knows-it", reason="x")
+    before = every(store.db)
+    with pytest.raises(ConfigurationError, match="needs a reason"):
+        tasks.review_compensate(seen, refund, (1,), reason=" ")
+    assert every(store.db) == before
+    made = tasks.review_compensate(seen, refund, (1,), reason="the customer was charged twice")
+    assert tasks.review_compensate(seen, refund, (1,), reason="the customer was charged twice").task == made.task  # its answer was lost
+    old, other = tasks.get(row.id), tasks.get(made.task)
+    assert (old.state, old.superseded_by, old.cause) == (TaskState.FAILED, made.task, Cause.REVIEWED)
+    assert (other.origin, other.business_key, other.retry_of, other.root) == ("compensation", "order-7", "", made.task)
+    with pytest.raises(ReviewConflict):
+        tasks.review_compensate(seen, refund, (2,), reason="again")
+    with pytest.raises(TaskFailed, match="FAILED"):
+        tasks.wait(Receipt(row.id, TaskState.RUNNING, ""), 10, follow=True)

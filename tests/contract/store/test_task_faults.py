@@ -138,7 +138,7 @@ class Life:
         while self.do(lambda tx, _: settling.take_back(tx, "a", lambda: 0.5, 1)):
             pass
         self.do(lambda tx, _: permits.refill(tx, "default/p"))
-        self.review("ext", retry=self.new("ext/retry"))
+        self.review("ext", successor=self.new("ext/retry"))
         self.review("ext lost", done=True, result="[7]")
         self.review("ext asks")
         self.settle(*[ending(r) for r in second.values()])

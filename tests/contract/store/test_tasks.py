@@ -432,8 +432,8 @@ def test_a_decision_ends_the_task_and_is_kept_with_who_took_it_and_why(store: Op
 def test_a_retry_is_a_new_linked_task_of_the_same_root(store: Opened) -> None:
     """The old one has failed and names the one that took over."""
     task = in_review(store)
-    again = new(f"{task}/retry", business_key="b")
-    found = review(store.db, task, read(store.db, task).rev, retry=again)
+    again = new(f"{task}/retry", business_key="b", retry_of=task, root=task)
+    found = review(store.db, task, read(store.db, task).rev, successor=again)
     assert found == Receipt(again.id, T.READY, again.digest)
     old, successor = read(store.db, task), read(store.db, again.id)
     assert (old.state, old.superseded_by) == (T.FAILED, again.id)
@@ -451,7 +451,7 @@ def test_two_reviewers_decide_once(store: Opened) -> None:
         retry = new(f"{task}/retry")
         found = together(
             lambda task=task, rev=rev: review(store.db, task, rev, done=True, result="[2]", actor="a"),  # type: ignore[misc]
-            lambda task=task, rev=rev, retry=retry: review(store.open(), task, rev, retry=retry, actor="b"),  # type: ignore[misc]
+            lambda task=task, rev=rev, retry=retry: review(store.open(), task, rev, successor=retry, actor="b"),  # type: ignore[misc]
         )
         refused = [f for f in found if isinstance(f, ReviewRefused)]
         assert len(refused) == 1, found
@@ -464,12 +464,12 @@ def test_a_decision_whose_answer_was_lost_is_answered_again(store: Opened) -> No
     for retry in (None, new("r/retry")):
         task = in_review(store, fresh("k"))
         rev = read(store.db, task).rev
-        first = review(store.db, task, rev, retry=retry)
+        first = review(store.db, task, rev, successor=retry)
         after = every(store.db)
-        again = review(store.db, task, rev, retry=retry)
+        again = review(store.db, task, rev, successor=retry)
         assert (
             (again is None) if first is None else (isinstance(again, Receipt) and isinstance(first, Receipt) and again.task == first.task)
         )
         assert every(store.db) == after
-        assert review(store.db, task, rev, retry=retry, actor="you") is ReviewRefused.NOT_IN_REVIEW
+        assert review(store.db, task, rev, successor=retry, actor="you") is ReviewRefused.NOT_IN_REVIEW
         assert review(store.db, task, rev, done=True, result="[2]") is ReviewRefused.NOT_IN_REVIEW

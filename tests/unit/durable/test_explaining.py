@@ -58,7 +58,7 @@ LINES: dict[str, tuple[TaskState, dict[str, Any], dict[str, Any], str]] = {
     "late": (T.RUNNING, {}, {"holder": LATE}, "whose lease ran out at 2027-01-15 07:59:59 UTC: the sweep takes it back"),
     "forgotten": (T.RUNNING, {}, {}, "its session s is unknown"),
     "review": (T.UNKNOWN, {"cause": "lost", "reason": "the lease of its worker ran out"}, {}, "since 2027-01-15 08:00:00 UTC (lost): the lease of its worker ran out"),
-    "over": (T.FAILED, {"cause": "attempts", "settled_us": NOW, "superseded_by": "task-9"}, {}, "since 2027-01-15 08:00:00 UTC: FAILED (attempts); task task-9 took over"),
+    "over": (T.FAILED, {"cause": "attempts", "settled_us": NOW, "superseded_by": "task-9"}, {}, "since 2027-01-15 08:00:00 UTC: FAILED (attempts); task task-9 followed it"),
 }  # fmt: skip
 
 
