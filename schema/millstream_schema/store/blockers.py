@@ -1,7 +1,7 @@
 """Statements that move READY tasks out of every claim's way and back: parked under what blocks them, moved up by rank when it ends.
 
 A parked row has no ``ready_lane``; its ``blocked_by`` names a permit, a pause or a rate. What must never happen here: a row parked under something whose row is not locked by the
-same transaction, so that whoever ends it afterwards would not see the parked row.
+same transaction, so that whoever ends it afterwards would not see the parked row; a row that is moved and looked for by anything but its id.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from ..durable.states import TaskState
+from .columns import compared
 from .database import Query, Transaction
 from .tables import Tables
 
 
 def _where_in_lane(t: Tables) -> list[sa.ColumnElement[bool]]:
     c = t.task.c
-    return [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, c.ready_lane.is_not(None)]
+    return [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, compared(c.ready_lane) != ""]
 
 
 def _park(t: Tables) -> sa.Update:
@@ -34,7 +35,7 @@ def _park_each(t: Tables, column: str, kind: str) -> sa.Update:
 
 def _lane_rows(t: Tables) -> sa.Select[tuple[str]]:
     c = t.task.c
-    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.ready_lane == sa.bindparam("lane")]
+    where = [c.id.in_(sa.bindparam("ids", expanding=True)), compared(c.ready_lane) == sa.bindparam("lane")]
     return sa.select(c.id).where(*where).order_by(c.id).with_for_update(skip_locked=True)
 
 
@@ -46,14 +47,14 @@ def _first(t: Tables) -> sa.Select[tuple[str]]:
 
 def _called(t: Tables) -> sa.Select[tuple[str]]:
     c = t.task.c
-    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.blocked_by == sa.bindparam("blocker")]
+    where = [c.id.in_(sa.bindparam("ids", expanding=True)), compared(c.blocked_by) == sa.bindparam("blocker")]
     return sa.select(c.id).where(*where).order_by(c.id).with_for_update(skip_locked=True)
 
 
 def _move_up(t: Tables) -> sa.Update:
     c = t.task.c
     own = c.namespace + sa.literal("/", c.ready_lane.type) + c.queue
-    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, c.blocked_by == sa.bindparam("blocker")]
+    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, compared(c.blocked_by) == sa.bindparam("blocker")]
     return sa.update(t.task).where(*where).values(ready_lane=own, blocked_by=None, rev=c.rev + 1)
 
 

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from ..durable.records import lane
 from ..durable.states import TaskState
 from .database import Transaction
+from .lanes import open_tasks
 
 
 class Census(msgspec.Struct, frozen=True):
@@ -22,7 +23,7 @@ class Census(msgspec.Struct, frozen=True):
 def census(tx: Transaction, namespace: str, limit: int) -> Census:
     """At most ``limit`` open tasks of a namespace, by queue and state."""
     t = tx.t.task
-    some = sa.select(t.c.queue, t.c.state).where(t.c.namespace == namespace, t.c.settled_us == 0).limit(limit).subquery()
+    some = open_tasks(tx, namespace, "", limit, t.c.queue, t.c.state)
     rows = tx.rows(sa.select(some.c.queue, some.c.state, sa.func.count().label("n")).group_by(some.c.queue, some.c.state))
     found = {(str(r["queue"]), TaskState(r["state"]).value): int(r["n"]) for r in rows}
     now = tx.now_us()

@@ -15,8 +15,8 @@ from ..durable.decisions import limit_of, on_due, on_limit
 from ..durable.records import TaskRow
 from ..durable.states import Effects, TaskState
 from ..states import NodeState
-from . import gates
-from .columns import not_empty
+from . import gates, lanes
+from .columns import compared, not_empty
 from .database import ClockQuery, Query, Transaction
 from .rows import to
 from .selection import Selected, select, soonest
@@ -58,7 +58,7 @@ def _give(t: Tables) -> sa.Update:
         "ready_lane": None, "limit_us": None, "starts": c.starts + sa.bindparam("started"), "claimed_us": sa.bindparam("now"), "changed_us": sa.bindparam("now"),
         "started_us": sa.bindparam("started_us"), "rev": c.rev + 1,
     }  # fmt: skip
-    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, c.ready_lane.is_not(None)]
+    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, compared(c.ready_lane) != ""]
     return sa.update(t.task).where(*where).values(given)
 
 
@@ -74,14 +74,6 @@ _OF_CLAIM = Query(
 _NEXT_LANE = Query(lambda t: sa.select(sa.func.min(t.task.c.ready_lane).label("lane")).where(t.task.c.ready_lane > sa.bindparam("after")))
 _NEXT_WAKE = Query(lambda t: sa.select(sa.func.min(t.task.c.wake_us).label("next")))
 _LANES = Query(lambda t: sa.select(t.lane).where(t.lane.c.id.in_(sa.bindparam("lanes", expanding=True))))
-_RUNNING = Query(
-    lambda t: (
-        sa.select(t.task.c.namespace, t.task.c.queue, sa.func.count().label("n"))
-        # With the range, so that SQLite walks the index of held tasks and not, for the grouping, the one of all tasks of a namespace.
-        .where(t.task.c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), not_empty(t.task.c.session), t.task.c.session > "")
-        .group_by(t.task.c.namespace, t.task.c.queue)
-    )
-)
 
 
 def ready_lanes(tx: Transaction, queues: Sequence[str]) -> list[str]:
@@ -99,20 +91,19 @@ def ready_lanes(tx: Transaction, queues: Sequence[str]) -> list[str]:
     return found
 
 
-def held_by_lane(tx: Transaction) -> dict[str, int]:
-    """How many tasks of each lane workers hold now."""
-    return {f"{r['namespace']}/{r['queue']}": int(r["n"]) for r in tx.rows(_RUNNING)}
-
-
-def lane_settings(tx: Transaction, lanes: Collection[str]) -> dict[str, tuple[int, bool]]:
+def lane_settings(tx: Transaction, names: Collection[str]) -> dict[str, tuple[int, bool]]:
     """Weight and pause of those of these lanes that somebody has set; all others weigh 1 and go."""
-    return {r["id"]: (int(r["weight"]), bool(r["paused"])) for r in tx.rows(_LANES, lanes=sorted(lanes))} if lanes else {}
+    return {r["id"]: (int(r["weight"]), bool(r["paused"])) for r in tx.rows(_LANES, lanes=sorted(names))} if names else {}
 
 
-def survey(tx: Transaction, queues: Sequence[str], known: Collection[str]) -> tuple[list[str], dict[str, int], dict[str, tuple[int, bool]]]:
-    """Lanes with claimable tasks, how many tasks of each lane are held, and what is set of these and of the ``known`` lanes."""
+def survey(
+    tx: Transaction, session: str, queues: Sequence[str], known: Collection[str]
+) -> tuple[list[str], dict[str, int], dict[str, tuple[int, bool]]]:
+    """Lanes with claimable tasks, how many tasks of each lane other sessions hold, and what is set of these and of the ``known`` lanes.
+
+    What the session itself holds it knows better: ends that it has not written yet are still held here."""
     found = ready_lanes(tx, queues)
-    return found, held_by_lane(tx), lane_settings(tx, {*found, *known})
+    return found, lanes.held(tx, but=session), lane_settings(tx, {*found, *known})
 
 
 def claim(

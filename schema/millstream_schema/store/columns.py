@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ColumnElement, Index, LargeBinary, String, Text, literal_column, text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ColumnElement, Index, LargeBinary, String, Text, func, literal_column, text
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
@@ -44,9 +44,15 @@ def not_empty(column: ColumnElement[str]) -> ColumnElement[bool]:
     return column != literal_column("''")
 
 
-def some(name: str, where: str, *columns: str) -> Index:
+def compared(column: ColumnElement[str | None]) -> ColumnElement[str]:
+    """A column, NULL as empty text, so that no planner takes an index for it: a guard on rows that are named by their ids, and must be reached by them alone."""
+    return func.coalesce(column, literal_column("''"))
+
+
+def some(name: str, where: str, *columns: str, beside: tuple[str, ...] = ()) -> Index:
     """An index of those rows alone that are looked for by it, where the database has such indexes: the others need no entry at each change.
 
     Nothing depends on it: elsewhere it holds all rows and is only larger. A statement that uses it repeats the condition where it does not follow from the others.
+    ``beside``: columns that PostgreSQL keeps in it for statements that count, which then need not read the rows.
     """
-    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where), postgresql_include=list(beside))

@@ -263,7 +263,7 @@ class Database:
         elif self.dialect == "postgresql":
             flags = f"-c lock_timeout={self._timeout_ms} -c idle_in_transaction_session_timeout={self._timeout_ms} -c synchronous_commit=on"
             # Every frequent statement walks an index in its order. Before the first ANALYZE of a table that grew by thousands of rows the planner would sort them all instead.
-            flags += " -c enable_sort=off -c enable_bitmapscan=off -c jit=off"
+            flags += " -c enable_sort=off -c enable_bitmapscan=off -c enable_seqscan=off -c jit=off"
             options |= {
                 "isolation_level": "READ COMMITTED",
                 # A peer that vanished without a word is noticed: without this a renewal could wait for hours.

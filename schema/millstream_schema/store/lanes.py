@@ -5,13 +5,15 @@ Called by commands. What must never happen here: a count without a bound.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import sqlalchemy as sa
 
 from ..durable.records import lane
 from ..durable.states import HELD
 from .columns import not_empty
-from .database import Transaction
+from .database import Query, Transaction
 
 
 def ensure(tx: Transaction, namespace: str, queue: str) -> None:
@@ -49,8 +51,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 def standing(tx: Transaction, namespace: str, queue: str, limit: int) -> Standing:
     """Counts of at most ``limit`` rows."""
     t = tx.t.task
-    mine = [t.c.namespace == namespace, t.c.queue == queue, t.c.settled_us == sa.literal_column("0")]
-    some = sa.select(t.c.state, t.c.blocked_by).where(*mine).limit(limit).subquery()
+    some = open_tasks(tx, namespace, queue, limit, t.c.state, t.c.blocked_by)
     rows = tx.rows(sa.select(some.c.state, some.c.blocked_by, sa.func.count().label("n")).group_by(some.c.state, some.c.blocked_by))
     states: dict[str, int] = {}
     blocked: dict[str, int] = {}
@@ -62,28 +63,59 @@ def standing(tx: Transaction, namespace: str, queue: str, limit: int) -> Standin
     first = tx.row(sa.select(t.c.due_us).where(t.c.ready_lane == lane(namespace, queue)).order_by(t.c.rank, t.c.id).limit(1))
     return Standing(
         states=states, blocked=blocked, looked_at=seen, complete=seen < limit, oldest_us=None if first is None else int(first["due_us"]),
-        held=held(tx, namespace, queue),
+        held=held(tx).get(lane(namespace, queue), 0),
     )  # fmt: skip
 
 
-def held(tx: Transaction, namespace: str, queue: str) -> int:
-    """How many tasks workers hold now: a walk over what is held anywhere."""
+def open_tasks(tx: Transaction, namespace: str, queue: str, limit: int, *columns: sa.ColumnElement[Any]) -> sa.Subquery:
+    """At most ``limit`` tasks that are not over, of a queue or, without one, of all: to be counted. By the index of these, whatever a planner believes of the table."""
     t = tx.t.task
-    where = [t.c.state.in_(tuple(HELD)), not_empty(t.c.session), t.c.session > "", t.c.namespace == namespace, t.c.queue == queue]
-    return int(tx.execute(sa.select(sa.func.count()).where(*where)).scalar_one())
+    asked = sa.select(*columns).where(t.c.namespace == namespace, t.c.settled_us == sa.literal_column("0")).limit(limit)
+    if queue and tx.dialect != "sqlite":
+        asked = asked.where(t.c.queue == queue)  # and no order: MariaDB would sort all
+    elif queue:  # in an order, or it scans the table when all of it was open at the last ANALYZE
+        asked = asked.where(t.c.queue.between(queue, queue)).order_by(t.c.queue)
+    else:
+        asked = asked.order_by(t.c.queue)
+    for dialect in ("mysql", "mariadb"):  # whose planner prefers an index of all tasks of the namespace
+        asked = asked.with_hint(t, f"FORCE INDEX ({t.name}_open_i)", dialect)
+    return asked.subquery()
+
+
+_HELD = Query(
+    lambda t: (
+        sa.select(t.task.c.namespace, t.task.c.queue, sa.func.count().label("n"))
+        # With the range, so that SQLite walks the index of held tasks and not, for the grouping, the one of all tasks of a namespace.
+        .where(t.task.c.state.in_(tuple(HELD)), not_empty(t.task.c.session), t.task.c.session > "")
+        .where(t.task.c.session != sa.bindparam("but"))
+        .group_by(t.task.c.namespace, t.task.c.queue)
+    )
+)
+
+
+def held(tx: Transaction, *, but: str = "") -> dict[str, int]:
+    """How many tasks of each lane workers hold now, ``but`` this session: a walk over what is held anywhere."""
+    return {lane(r["namespace"], r["queue"]): int(r["n"]) for r in tx.rows(_HELD, but=but)}
+
+
+def with_open_tasks(tx: Transaction, namespace: str, limit: int) -> list[str]:
+    """Queues with tasks that are not over: one index look-up for each."""
+    t = tx.t.task
+    # Where the index holds only what is open, that has to be said; elsewhere saying it would have all that is finished looked at.
+    open_ = [] if tx.dialect == "mysql" else [t.c.settled_us == sa.literal_column("0")]
+    found: list[str] = []
+    for _ in range(limit):
+        after = found[-1] if found else ""
+        # Ordered, and not min(): PostgreSQL may add that up over all rows of the namespace.
+        row = tx.row(sa.select(t.c.queue).where(t.c.namespace == namespace, t.c.queue > after, *open_).order_by(t.c.queue).limit(1))
+        if row is None:
+            break
+        found.append(row["queue"])
+    return found
 
 
 def names(tx: Transaction, namespace: str, limit: int) -> list[str]:
-    """Queues with tasks that are not over, or of which something is set: one index look-up for each."""
-    t = tx.t.task
-    found: set[str] = {r["queue"] for r in tx.rows(sa.select(tx.t.lane.c.queue).where(tx.t.lane.c.namespace == namespace).limit(limit))}
-    after = ""
-    # Where the index holds only what is open, that has to be said; elsewhere saying it would have all that is finished looked at.
-    open_ = [] if tx.dialect == "mysql" else [t.c.settled_us == sa.literal_column("0")]
-    for _ in range(limit):
-        row = tx.row(sa.select(sa.func.min(t.c.queue).label("queue")).where(t.c.namespace == namespace, t.c.queue > after, *open_))
-        if row is None or row["queue"] is None:
-            break
-        after = row["queue"]
-        found.add(after)
-    return sorted(found)
+    """Queues with tasks that are not over, or of which something is set."""
+    t = tx.t.lane
+    set_ = {r["queue"] for r in tx.rows(sa.select(t.c.queue).where(t.c.namespace == namespace).order_by(t.c.id).limit(limit))}
+    return sorted(set_.union(with_open_tasks(tx, namespace, limit)))

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from ..durable.quotas import LONGEST_WINDOW_US, Quota, Use, quota_id
+from . import lanes
 from .database import Transaction
 from .rows import to
 
@@ -50,29 +51,13 @@ def use(tx: Transaction, quota: Quota) -> Use:
 
 def _open(tx: Transaction, quota: Quota) -> int:
     """Tasks that are not over. Of a namespace queue by queue: the index leads through each queue to what is open."""
-    names = [quota.queue] if quota.queue else _queues(tx, quota.namespace)
+    names = [quota.queue] if quota.queue else lanes.with_open_tasks(tx, quota.namespace, QUEUES)
     found = 0
-    t = tx.t.task
     for name in names:
-        open_ = [t.c.namespace == quota.namespace, t.c.queue == name, t.c.settled_us == sa.literal_column("0")]
-        some = sa.select(sa.literal(1).label("one")).where(*open_).limit(quota.backlog - found).subquery()
+        some = lanes.open_tasks(tx, quota.namespace, name, quota.backlog - found, tx.t.task.c.queue)
         found += int(tx.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
         if found >= quota.backlog:
             break
-    return found
-
-
-def _queues(tx: Transaction, namespace: str) -> list[str]:
-    t = tx.t.task
-    # Where the index holds only what is open, that has to be said; elsewhere saying it would have all that is finished looked at.
-    open_ = [] if tx.dialect == "mysql" else [t.c.settled_us == sa.literal_column("0")]
-    found: list[str] = []
-    for _ in range(QUEUES):
-        after = found[-1] if found else ""
-        row = tx.row(sa.select(sa.func.min(t.c.queue).label("queue")).where(t.c.namespace == namespace, t.c.queue > after, *open_))
-        if row is None or row["queue"] is None:
-            break
-        found.append(row["queue"])
     return found
 
 

@@ -90,7 +90,7 @@ def task_tables(m: MetaData, p: str) -> dict[str, Table]:
         _some(f"{p}task_business_i", "business_key <> ''", "namespace", "business_key", "created_us"),
         _some(f"{p}task_amiss_i", "amiss_us IS NOT NULL", "namespace", "amiss_us"),
         Index(f"{p}task_created_i", "namespace", "created_us"),
-        _some(f"{p}task_open_i", "settled_us = 0", "namespace", "queue", "settled_us"),
+        _some(f"{p}task_open_i", "settled_us = 0", "namespace", "queue", "settled_us", beside=("state", "blocked_by")),
         _some(f"{p}task_settled_i", "settled_us > 0", "namespace", "settled_us"),
         _some(f"{p}task_retry_i", "retry_of <> ''", "retry_of"),
         postgresql_with={

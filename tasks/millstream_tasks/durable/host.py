@@ -6,7 +6,7 @@ here: an attempt begun or kept past the lease; an end that is dropped before the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -322,15 +322,16 @@ class TaskHost:
             self._look_at = max(self._look_at, now + BEHIND_SLOW)
 
     def _survey(self, now: float) -> None:
-        """Which lanes there are, how many of each are held, what is set of them. Good for a while: what changes meanwhile costs fairness a little, and no task."""
-        found, held, settings = self._db.read(lambda tx: claims.survey(tx, self._settings.queues, self._lanes))
+        """Which lanes there are, how many of each others hold, what is set of them. Good for a while: what changes meanwhile costs fairness a little, and no task."""
+        found, others, settings = self._db.read(lambda tx: claims.survey(tx, self.session, self._settings.queues, self._lanes))
         for lane in found:
             self._lanes.pop(lane, None)
             self._lanes[lane] = now  # newest last
         for lane in [lane for lane, seen in self._lanes.items() if now - seen > LANES_KEPT or len(self._lanes) > LANES_TRIED]:
             if lane not in found:
                 del self._lanes[lane]
-        self._fairness.surveyed(held, settings, list(self._lanes))
+        own = Counter(h.row.lane for h in self._held.values())
+        self._fairness.surveyed(others, own, settings, list(self._lanes))
         self._lanes_until = now + LANES_FOR
 
     def _claimed(self, room: int) -> Claimed | None:

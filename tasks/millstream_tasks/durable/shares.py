@@ -44,9 +44,14 @@ class Fairness:
         self._settings: Mapping[str, tuple[int, bool]] = {}
         self._had: dict[str, float] = {}
 
-    def surveyed(self, held: dict[str, int], settings: Mapping[str, tuple[int, bool]], lanes: Sequence[str]) -> None:
-        """A lane that is new, or was away, has had as much as the one that has had least: it takes its turn and does not make up for what it missed."""
-        self._held, self._settings = held, settings
+    def surveyed(
+        self, others: Mapping[str, int], own: Mapping[str, int], settings: Mapping[str, tuple[int, bool]], lanes: Sequence[str]
+    ) -> None:
+        """``others``: what other sessions hold of each lane; ``own``: what this one holds now, without what has ended and is not written yet.
+
+        A lane that is new, or was away, has had as much as the one that has had least: it takes its turn and does not make up for what it missed."""
+        self._held = {lane: others.get(lane, 0) + own.get(lane, 0) for lane in {*others, *own}}
+        self._settings = settings
         least = min((self._had[lane] for lane in lanes if lane in self._had), default=0.0)
         self._had = {lane: self._had.get(lane, least) - least for lane in lanes}
 

@@ -37,7 +37,7 @@ from tests.contract.store.task_rows import (
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.records import TaskRow
 from millstream_schema.durable.states import HELD, Cause, Effects, TaskState
-from millstream_schema.store import blockers, claims, gates, permits, registry, settling, sweeps, tasks
+from millstream_schema.store import blockers, claims, gates, lanes, permits, registry, settling, sweeps, tasks
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer
 
@@ -147,7 +147,8 @@ def test_a_claim_takes_only_what_was_asked_for(store: Opened) -> None:
     assert [r.key for r in take(store.db, lanes=["shop/default"], handlers=["other", "third"])] == ["e"]
     assert [r.key for r in take(store.db)] == ["a"]
     assert sorted(r.key for r in take(store.db, lanes=[LANE, "default/slow"], handlers=["work", "other"])) == ["b", "c"]
-    assert store.db.read(claims.held_by_lane) == {LANE: 2, "default/slow": 1, "shop/default": 1}
+    assert store.db.read(lanes.held) == {LANE: 2, "default/slow": 1, "shop/default": 1}
+    assert store.db.read(lambda tx: lanes.held(tx, but="s")) == {}
 
 
 def test_what_did_not_start_in_time_expires_when_it_would_be_claimed(store: Opened) -> None:

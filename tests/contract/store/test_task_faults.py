@@ -29,11 +29,12 @@ from tests.contract.store.task_rows import (
 )
 
 from millstream_schema.durable import outcomes as o
+from millstream_schema.durable.quotas import Quota
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.errors import CommitUnknown, StoreUnavailable
 from millstream_schema.ports import SystemClock
-from millstream_schema.store import blockers, claims, gates, permits, registry, settling, sweeps, tasks
+from millstream_schema.store import blockers, census, claims, gates, lanes, permits, quotas, registry, settling, sweeps, tasks
 from millstream_schema.store.claims import Claimed
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Settlement
@@ -412,7 +413,7 @@ def examined_by_each(large: Opened, turn: str) -> dict[str, int]:
         "claim that parks": lambda tx: asked(tx, who, 10),
         "idle claim": lambda tx: asked(tx, who, 10),
         "lanes": lambda tx: claims.ready_lanes(tx, ["default"]),
-        "load": claims.held_by_lane,
+        "load": lambda tx: lanes.held(tx, but=who),
         "heartbeat": lambda tx: settling.flags(tx, who),
         "sessions": settling.holding_sessions,
         "next due": claims.next_wake,
@@ -442,3 +443,60 @@ def test_nothing_that_happens_often_is_slowed_by_what_is_finished_blocked_or_due
         many |= {f"{name} ({turn})": n for name, n in found.items() if n > few}
         large.db.run(lambda tx: tx.execute(sa.text(analyze)).close())
     assert many == {}
+
+
+@pytest.fixture(scope="module")
+def crowded(large: Opened) -> Opened:
+    """Likewise, and 20,000 of another queue that could be claimed."""
+    t = large.db.tables.task
+    changes = {
+        "id": sa.literal("ready-") + t.c.id,
+        "key": sa.literal("ready-") + t.c.key,
+        "ready_lane": "default/slow",
+        "blocked_by": None,
+        "queue": "slow",
+    }
+    values: dict[str, Any] = {c.name: c for c in t.c} | {
+        k: sa.literal(v, t.c[k].type) if v is None or isinstance(v, str) else v for k, v in changes.items()
+    }
+    rows = sa.select(*[v.label(k) for k, v in values.items()]).where(t.c.blocked_by == "permit:default/p", t.c.id.like("blocked-%"))
+    large.db.run(lambda tx: tx.execute(sa.insert(t).from_select(list(values), rows)))
+    return large
+
+
+def test_what_is_parked_moved_up_and_counted_costs_as_much_as_was_asked_for(crowded: Opened) -> None:
+    """Of 80,000 rows some hundreds are looked at, by whatever statistics: rows are moved by their ids, and counted by the index of what is open up to the limit."""
+    n = 300
+    ready, blocked = ([f"{kind}-{i}" for i in range(5_000, 5_000 + n)] for kind in ("ready-blocked", "blocked"))
+    of_queue = Quota(id="default/slow", namespace="default", queue="slow", backlog=n)
+    permit = "permit:default/p"
+    operations: dict[str, Callable[[Transaction], Any]] = {
+        "queue": lambda tx: lanes.standing(tx, "default", "default", n),
+        "other queue": lambda tx: lanes.standing(tx, "default", "slow", n),
+        "queues": lambda tx: lanes.names(tx, "default", 100),
+        "quota of a queue": lambda tx: quotas.use(tx, of_queue),
+        "quota": lambda tx: quotas.use(tx, msgspec.structs.replace(of_queue, id="default/", queue="", backlog=n)),
+        "metrics": lambda tx: census.census(tx, "default", n),
+        "permit": lambda tx: permits.line(tx, "default", "p", n),
+        "park": lambda tx: blockers.park(tx, "pause:handler:default/work", ready),
+        "move up": lambda tx: blockers.move_up(tx, "pause:handler:default/work", n),
+        "park in bulk": lambda tx: blockers.park_line(tx, "default/slow", "pause:handler:", ready),
+        "move up again": lambda tx: blockers.move_up(tx, "pause:handler:default/work", n),
+        "call up": lambda tx: blockers.call_up(tx, permit, blocked),
+        "park back": lambda tx: blockers.park(tx, permit, blocked),
+    }
+    analyze = {"sqlite": "ANALYZE", "postgres": "ANALYZE {}", "mariadb": "ANALYZE TABLE {}"}[crowded.kind]
+    many, before = dict[str, int](), revisions(crowded, ready + blocked)
+    for turn in ("fresh", "analyzed"):
+        examined = Examined(crowded)
+        found = {f"{name} ({turn})": examined.of(work) for name, work in operations.items()}
+        many |= {name: count for name, count in found.items() if count > 3 * n + 100}
+        crowded.db.run(lambda tx: tx.execute(sa.text(analyze.format(tx.t.task.name))).close())
+    assert many == {}
+    after = revisions(crowded, ready + blocked)
+    assert {i: after[i] - before[i] for i in after} == dict.fromkeys(ready, 8) | dict.fromkeys(blocked, 4)
+
+
+def revisions(crowded: Opened, tasks_: list[str]) -> dict[str, int]:
+    c = crowded.db.tables.task.c
+    return {r["id"]: r["rev"] for r in crowded.db.read(lambda tx: tx.rows(sa.select(c.id, c.rev).where(c.id.in_(tasks_))))}

@@ -91,7 +91,7 @@ def served(fair: Fairness, lanes: dict[str, int], slots: int, ends: int, seed: i
     done: Counter[str] = Counter()
     for turn in range(ends):
         if turn % every == 0:
-            fair.surveyed(dict(Counter(running)), settings, list(lanes))
+            fair.surveyed({}, Counter(running), settings, list(lanes))
         for lane, count in fair.split(slots - len(running)).items():
             for _ in range(count):
                 fair.took(lane)
