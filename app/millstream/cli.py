@@ -34,7 +34,7 @@ from .cli_tasks import reviews_app, tasks_app, why
 from .dev import DevCluster
 from .kept import celery_application
 from .lifetime import ended_with_signals, ended_with_stdin
-from .logs import log_to_stderr
+from .logs import log_of_a_command, log_to_stderr
 from .node_process import NodeProcess, celery_messages, celery_publications, prove
 from .opened import reachable
 from .program import EPILOG, Commands, Given
@@ -77,6 +77,7 @@ def _program(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
     version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")] = False,
 ) -> None:
+    log_of_a_command(os.environ)
     ctx.obj = Given({"database": database, "transport": transport, "checkpoints": checkpoints, "prefix": prefix}, local, namespace)
 
 

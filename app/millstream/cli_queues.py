@@ -33,7 +33,7 @@ def _gate(gate: Gate | None) -> dict[str, Any]:
     if gate is None:
         return {"paused": False, "rate": ""}
     pause = {"paused_by": gate.paused_by, "reason": one_line(gate.paused_why), "paused_us": gate.paused_us} if gate.paused else {}
-    rate = {"burst": gate.burst} if gate.limits else {}
+    rate = {"burst": gate.burst, "changed_by": gate.changed_by, "changed_us": gate.changed_us} if gate.limits else {}
     return {"paused": bool(gate.paused), **pause, "rate": rate_text(gate), **rate}
 
 
@@ -54,8 +54,8 @@ def _view(v: QueueView) -> dict[str, Any]:
     """A queue: the keys are stable. Times in UTC µs."""
     s = v.standing
     return {
-        "queue": v.queue, "weight": v.weight, **_gate(v.gate), "quota": _quota(v.quota), "held": s.held, "states": s.states, "blocked": s.blocked,
-        "oldest_us": s.oldest_us, "looked_at": s.looked_at, "complete": s.complete,
+        "queue": v.queue, "weight": v.weight, "weighed_by": v.weighed_by, "weighed_us": v.weighed_us, **_gate(v.gate), "quota": _quota(v.quota),
+        "held": s.held, "states": s.states, "blocked": s.blocked, "oldest_us": s.oldest_us, "looked_at": s.looked_at, "complete": s.complete,
     }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def show(ctx: typer.Context, queue: Queue, as_json: JsonFlag = False) -> None:
         found["oldest"] = instant(found["oldest_us"])
     if found["paused"]:
         found["since"] = instant(found["paused_us"])
-    dull = ("oldest_us", "paused_us")
+    dull = ("oldest_us", "paused_us", "changed_us", "weighed_us")
     formatting.show("\n".join(f"{k:12} {v}" for k, v in found.items() if k not in dull and v not in ("", None, {})))
 
 
@@ -157,7 +157,15 @@ def quota(
 
 
 def _permit(p: PermitRow) -> dict[str, Any]:
-    return {"key": p.key, "capacity": p.capacity, "held": p.held, "seq": p.seq, "paused": bool(p.paused)}
+    return {
+        "key": p.key,
+        "capacity": p.capacity,
+        "held": p.held,
+        "seq": p.seq,
+        "paused": bool(p.paused),
+        "set_by": p.changed_by,
+        "set_us": p.changed_us,
+    }
 
 
 @permits_app.command("list")
@@ -173,7 +181,8 @@ def list_permits(
     if as_json:
         formatting.show_json(rows)
     else:
-        formatting.show(formatting.table("", ("key", "capacity", "held", "seq", "paused"), [[str(v) for v in r.values()] for r in rows]))
+        columns = ("key", "capacity", "held", "seq", "paused", "set_by")
+        formatting.show(formatting.table("", columns, [[str(r[c]) for c in columns] for r in rows]))
 
 
 @permits_app.command("show")

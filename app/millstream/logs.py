@@ -31,8 +31,14 @@ def log_to_stderr(level: str) -> None:
             structlog.processors.format_exc_info,
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is when an event is logged
     )
+
+
+def log_of_a_command(environ: Mapping[str, str]) -> None:
+    """Likewise, for a command, unless its process has logging of its own already: standard output is for what the command gives, which programs read."""
+    if not structlog.is_configured():
+        log_to_stderr(environ.get("MILLSTREAM_LOG", "info"))
 
 
 def log_through_celery(app: Any, hostname: str, environ: Mapping[str, str]) -> None:

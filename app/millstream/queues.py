@@ -34,10 +34,15 @@ LARGEST = 1_000_000
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue of the namespace: what is set of it and how it stands. ``gate``: its pause and its rate."""
+    """A queue of the namespace: what is set of it and how it stands. ``gate``: its pause and its rate.
+
+    ``weighed_by``, ``weighed_us``: who set its weight and when (UTC µs); empty and 0: nobody has.
+    """
 
     queue: str
     weight: int
+    weighed_by: str
+    weighed_us: int
     gate: Gate | None
     quota: Quota | None
     standing: Standing
@@ -130,7 +135,7 @@ class Queues(_Commands):
         _kind, name = _named(queue, "")
         if not 1 <= weight <= LARGEST:
             raise ConfigurationError(f"weight must be between 1 and {LARGEST}, not {weight}: to stop a queue, pause it")
-        self._run(lambda tx: lanes.set_weight(tx, self.namespace, name, weight))
+        self._run(lambda tx: lanes.set_weight(tx, self.namespace, name, weight, actor=self._actor))
         self._set("queue", name, weight=weight)
 
     def set_quota(self, queue: str = "", *, backlog: int = 0, accept: str | None = None, accepting: bool = True) -> Quota:
@@ -174,10 +179,10 @@ class Queues(_Commands):
         return self.database.read(lambda tx: gates.of_namespace(tx, self.namespace, [GateKind.HANDLER], "", limit))
 
     def _view(self, tx: Transaction, queue: str) -> QueueView:
-        key = gate_id(GateKind.QUEUE, self.namespace, queue)
+        key, weight = gate_id(GateKind.QUEUE, self.namespace, queue), lanes.weight(tx, self.namespace, queue)
         return QueueView(
-            queue=queue, weight=lanes.weight(tx, self.namespace, queue), gate=gates.read(tx, [key]).get(key), quota=quotas.read(tx, self.namespace, queue),
-            standing=lanes.standing(tx, self.namespace, queue, LOOKED_AT),
+            queue=queue, weight=weight.weight, weighed_by=weight.changed_by, weighed_us=weight.changed_us,
+            gate=gates.read(tx, [key]).get(key), quota=quotas.read(tx, self.namespace, queue), standing=lanes.standing(tx, self.namespace, queue, LOOKED_AT),
         )  # fmt: skip
 
 
@@ -188,7 +193,7 @@ class Permits(_Commands):
         """How many tasks may hold it at once from now on. Those beyond a smaller one keep theirs until they end."""
         if not 1 <= capacity <= LARGEST:
             raise ConfigurationError(f"capacity must be between 1 and {LARGEST}, not {capacity}: to stop a permit, pause it")
-        self._run(lambda tx: permits.set_capacity(tx, permit_id(self.namespace, _key(key)), capacity))
+        self._run(lambda tx: permits.set_capacity(tx, permit_id(self.namespace, _key(key)), capacity, actor=self._actor))
         self._set("permit", key, capacity=capacity)
 
     def pause(self, key: str, *, reason: str) -> Gate:

@@ -370,6 +370,17 @@ def test_dev_runs_a_pipeline_and_ends(program: Program) -> None:
 
 
 @pytest.mark.processes
+def test_what_is_logged_is_not_in_what_a_command_gives(ready: Program) -> None:
+    """Events go to standard error, so that a program can read standard output; ``MILLSTREAM_LOG`` says from which level."""
+    set_ = ("permits", "set", "box", "--capacity", "2", "--local", ".")
+    for level, logged in (("info", True), ("warning", False)):
+        with start(*set_, cwd=ready.directory, environment={"MILLSTREAM_LOG": level}) as process:
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, "permit box: 2 at once\n"), err
+        assert ("admission changed" in err) == logged and (logged or err == "")
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("end", [lambda p: p.stdin.close(), lambda p: p.send_signal(signal.SIGTERM)], ids=["stdin", "SIGTERM"])
 def test_a_node_ends_with_its_parent_and_by_signal(ready: Program, end: Callable[[subprocess.Popen[str]], None]) -> None:
     """``millstream node --with-parent`` ends when its standard input does, and on SIGTERM, exiting 0."""

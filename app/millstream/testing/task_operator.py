@@ -78,7 +78,7 @@ class Operator:
 
     def capacity(self, key: str, count: int) -> None:
         def work(tx: Transaction) -> None:
-            permits.set_capacity(tx, f"{NAMESPACE}/{key}", count)
+            permits.set_capacity(tx, f"{NAMESPACE}/{key}", count, actor="operator")
 
         self._until_answered(work, lambda _: None)
         self.sim.world.probes["capacity changed"] += 1

@@ -170,7 +170,10 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PermitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource that ``capacity`` tasks may use at once. ``seq`` only grows: it is handed to the resource, which refuses older writes."""
+    """A resource that ``capacity`` tasks may use at once. ``seq`` only grows: it is handed to the resource, which refuses older writes.
+
+    ``changed_by``: who set the capacity last, and when; empty: nobody, it is the handler's.
+    """
 
     id: str
     namespace: str
@@ -180,3 +183,5 @@ class PermitRow(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     paused: int
     rev: int
+    changed_by: str = ""
+    changed_us: int = 0

@@ -39,6 +39,12 @@ def big(name: str, *, null: bool = False, default: int | None = 0) -> Column[int
     return Column(name, BigInteger, nullable=null, default=None if null else default)
 
 
+def changed() -> tuple[Column[str], Column[int]]:
+    """Who changed last what people set of a row, and when; of one nobody has changed: nobody, 0."""
+    by = Column("changed_by", ident(128), nullable=False, default="", server_default=text("''"))
+    return by, Column("changed_us", BigInteger, nullable=False, default=0, server_default=text("0"))
+
+
 def not_empty(column: ColumnElement[str]) -> ColumnElement[bool]:
     """The condition of an index that holds only rows with this column, written as the index has it: no parameter, so that a planner can tell that it applies."""
     return column != literal_column("''")

@@ -14,6 +14,7 @@ from ..durable.records import lane
 from ..durable.states import HELD
 from .columns import not_empty
 from .database import Query, Transaction
+from .rows import to
 
 
 def ensure(tx: Transaction, namespace: str, queue: str) -> None:
@@ -21,17 +22,25 @@ def ensure(tx: Transaction, namespace: str, queue: str) -> None:
     tx.insert_or_nothing(tx.t.lane, id=lane(namespace, queue), namespace=namespace, queue=queue, weight=1, paused=0, backlog=0, rev=0)
 
 
-def set_weight(tx: Transaction, namespace: str, queue: str, weight: int) -> None:
+def set_weight(tx: Transaction, namespace: str, queue: str, weight: int, *, actor: str) -> None:
     """How much of the slots it gets beside other lanes."""
     ensure(tx, namespace, queue)
-    tx.update(tx.t.lane, tx.t.lane.c.id == lane(namespace, queue), weight=weight)
+    tx.update(tx.t.lane, tx.t.lane.c.id == lane(namespace, queue), weight=weight, changed_by=actor, changed_us=tx.now_us())
 
 
-def weight(tx: Transaction, namespace: str, queue: str) -> int:
-    """What is set; 1: nothing is."""
+class Weight(msgspec.Struct, frozen=True):
+    """A lane's part of the slots beside others; who set it and when (UTC µs), if anybody has."""
+
+    weight: int = 1
+    changed_by: str = ""
+    changed_us: int = 0
+
+
+def weight(tx: Transaction, namespace: str, queue: str) -> Weight:
+    """What is set."""
     t = tx.t.lane
-    row = tx.row(sa.select(t.c.weight).where(t.c.id == lane(namespace, queue)))
-    return 1 if row is None else int(row["weight"])
+    row = tx.row(sa.select(t.c.weight, t.c.changed_by, t.c.changed_us).where(t.c.id == lane(namespace, queue)))
+    return Weight() if row is None else to(Weight, row)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,13 +113,13 @@ def refill(tx: Transaction, permit: str) -> int:
 # -- commands
 
 
-def set_capacity(tx: Transaction, permit: str, capacity: int) -> PermitRow:
-    """How many may hold it at once from now on; those who hold it keep it. Who can have it now moves up."""
+def set_capacity(tx: Transaction, permit: str, capacity: int, *, actor: str) -> PermitRow:
+    """How many may hold it at once from now on; those who hold it keep it. Who can have it now moves up. A repeat changes nothing but who set it."""
     ensure(tx, permit, capacity)
     row = lock(tx, permit)
     assert row is not None
-    if row.capacity != capacity:
-        tx.update(tx.t.permit, tx.t.permit.c.id == permit, tx.t.permit.c.rev == row.rev, capacity=capacity)
+    t = tx.t.permit
+    tx.update(t, t.c.id == permit, t.c.rev == row.rev, capacity=capacity, changed_by=actor, changed_us=tx.now_us())
     if not row.paused:
         blockers.move_up(tx, permit_blocker(permit), capacity - row.held)
     return row

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, MetaData, Table, UniqueConstraint, text
 
 from ..durable.states import Effects, TaskState
-from .columns import big, ident, long_text, one_of
+from .columns import big, changed, ident, long_text, one_of
 from .columns import some as _some
 
 
@@ -125,6 +125,7 @@ def task_tables(m: MetaData, p: str) -> dict[str, Table]:
             Column("held", Integer, nullable=False, default=0),
             big("seq"),
             Column("paused", Integer, nullable=False, default=0),
+            *changed(),
             big("rev"),
             CheckConstraint("held >= 0", name=f"{p}permit_held"),
             CheckConstraint("capacity >= 1", name=f"{p}permit_capacity"),
@@ -138,6 +139,7 @@ def task_tables(m: MetaData, p: str) -> dict[str, Table]:
             Column("weight", Integer, nullable=False, default=1),
             Column("paused", Integer, nullable=False, default=0),
             Column("backlog", Integer, nullable=False, default=0),
+            *changed(),
             big("rev"),
             CheckConstraint("weight >= 1", name=f"{p}lane_weight"),
         ),

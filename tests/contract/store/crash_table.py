@@ -429,8 +429,9 @@ SWEEPING: dict[str, Boundary] = {
     "capacity of a permit": Boundary(
         covers=(permits.set_capacity,),
         prepare=claimed(task("a", permit="p"), task("b", permit="p")),
-        act=lambda tx, _rows, _: permits.set_capacity(tx, "default/p", 2),
+        act=lambda tx, _rows, _: permits.set_capacity(tx, "default/p", 2, actor="me"),
         answer=False,  # what it was before
+        touched=frozenset({"permit"}),
     ),
     "quota": Boundary(
         covers=(quotas.set_quota,),
@@ -452,7 +453,7 @@ SWEEPING: dict[str, Boundary] = {
     "weight of a queue": Boundary(
         covers=(lanes.set_weight,),
         prepare=nothing,
-        act=lambda tx, _ready, _: lanes.set_weight(tx, "default", "default", 3),
+        act=lambda tx, _ready, _: lanes.set_weight(tx, "default", "default", 3, actor="me"),
         touched=frozenset({"lane"}),
     ),
 }

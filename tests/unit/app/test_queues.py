@@ -86,9 +86,10 @@ def test_a_queue_shows_what_is_set_of_it_and_how_it_stands(desk: Desk) -> None:
     v = desk.queues.show("post")
     assert v.standing.states == {"RUNNING": 3, "READY": 2} and v.standing.blocked == {"permit:default/box:7": 2}
     assert (v.standing.held, v.standing.oldest_us, v.standing.complete, v.weight) == (3, None, True, 3)
+    assert v.weighed_by == "ann" and v.weighed_us > 0
     assert v.gate is not None and (v.gate.rate, v.gate.burst) == (10, 2) and v.quota is not None and v.quota.backlog == 100
     empty = desk.queues.show("nothing")
-    assert (empty.weight, empty.gate, empty.quota, empty.standing.states) == (1, None, None, {})
+    assert (empty.weight, empty.weighed_by, empty.gate, empty.quota, empty.standing.states) == (1, "", None, None, {})
     assert desk.queues.quota() is None
 
 
@@ -103,6 +104,7 @@ def test_a_permit_shows_who_holds_it_and_who_waits(desk: Desk) -> None:
     assert [(p.key, p.capacity, p.held) for p in desk.permits.list()] == [("box:7", 1, 1)]
     desk.permits.set_capacity("box:7", 3)
     assert len(desk.take("c2")) == 2
+    assert desk.permits.show("box:7").permit.changed_by == "ann" and view.permit.changed_by == ""
     desk.permits.set_capacity("box:7", 1)
     assert desk.take("c3") == [] and desk.permits.show("box:7").permit.held == 3
     assert "3 of 1 are held" in desk.tasks.why(next(t for t in ids if desk.tasks.get(t).blocked_by))

@@ -1,4 +1,4 @@
-"""The rest of durable tasks: columns and indexes of ``task`` that came later, and their further tables. Each part is made unless it is there."""
+"""The rest of durable tasks: columns and indexes of the first ones that came later, and their further tables. Each part is made unless it is there."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ TABLES = (
     "retention",
 )
 TASK_COLUMNS = ("marker", "ending", "error_class", "amiss_us", "tokens", "limit_us")
+ADMISSION_COLUMNS = ("changed_by", "changed_us")
 TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i", "task_amiss_i", "task_limit_i")
 
 
@@ -37,10 +38,11 @@ def upgrade() -> None:
     bind = op.get_bind()
     there = sa.inspect(bind)
     columns = {c["name"] for c in there.get_columns(tables.task.name)}
-    for name in TASK_COLUMNS:
-        if name not in columns:
-            column = tables.task.c[name]
-            op.add_column(tables.task.name, sa.Column(name, column.type, nullable=column.nullable, server_default=column.server_default))
+    for table, names in ((tables.task, TASK_COLUMNS), (tables.lane, ADMISSION_COLUMNS), (tables.permit, ADMISSION_COLUMNS)):
+        known = {c["name"] for c in there.get_columns(table.name)}
+        for column in (table.c[name] for name in names if name not in known):
+            added = sa.Column(column.name, column.type, nullable=column.nullable, server_default=column.server_default)
+            op.add_column(table.name, added)
     if "amiss_us" not in columns:
         t = tables.task
         op.execute(sa.update(t).where(t.c.state.in_(("FAILED", "CANCELLED", "EXPIRED", "UNKNOWN"))).values(amiss_us=t.c.created_us))
