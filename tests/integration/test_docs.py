@@ -88,6 +88,7 @@ def test_the_readme_and_the_guides_hold_blocks_that_run() -> None:
     """The test above covers the front page and each guide that shows code, and does not pass because a mark was misspelt."""
     runnable = {named(d) for d in DOCUMENTS if any(b.verb == "run" for b in blocks(d))}
     guides = (
+        "admission",
         "custom-connectors",
         "celery",
         "endings-and-savepoints",
