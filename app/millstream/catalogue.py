@@ -15,7 +15,7 @@ from millstream_schema.errors import TaskInvalid, UnknownHandler, UnknownQueue
 from millstream_schema.ports import Clock
 from millstream_schema.store import catalogue
 from millstream_schema.store.database import Database
-from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry, form_of
+from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry, form_of, require_name
 
 KEPT = 5.0
 """Seconds for which what was read is good enough. What is not found is looked for again at once."""
@@ -37,6 +37,7 @@ class Catalogue:
         """What a request for a handler must look like; as it is registered here, else in the version that counts among the workers'. Raises UnknownHandler."""
         if isinstance(handler, Handler):
             return handler
+        require_name(handler)
         here = self._registry.find(handler)
         if here is not None:
             return here
@@ -60,7 +61,7 @@ class Catalogue:
 
     def require_queue(self, queue: str) -> None:
         """Raises UnknownQueue for one that no handler declares and no worker session serves."""
-        if not queue or queue in self._registry.queues() or not isinstance(queue, str) or not NAME.match(queue):
+        if not queue or not isinstance(queue, str) or queue in self._registry.queues() or not NAME.match(queue):
             return  # what cannot be a name is refused with the other options
         until, known = self._queues
         now = self._clock.monotonic()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+from millstream_schema import given
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.ports import SystemClock
 from millstream_schema.store import inboxes
@@ -36,6 +37,7 @@ class Inbox:
     """
 
     def __init__(self, table: str = "millstream_inbox", *, wait: float = 10.0) -> None:
+        given.require("wait", wait, given.seconds(3600))
         self._home = inboxes.home(table)
         self._table = table
         self._wait_ms = int(wait * 1000)
@@ -48,7 +50,9 @@ class Inbox:
     def accept(self, session: Any, delivery: Delivery) -> bool:
         """Whether this delivery's effects are to be done now, in the transaction of ``session``; False: they are in already. A repeat at the same moment waits for the other
         to end."""
-        with joined(caller_of(session), self._home, self._wait_ms, self._clock) as tx:
+        caller = caller_of(session)
+        given.require("delivery", delivery, given.a(Delivery))
+        with joined(caller, self._home, self._wait_ms, self._clock) as tx:
             return inboxes.accept(tx, self._table, delivery.subscription, delivery.event)
 
     def purge(
@@ -58,6 +62,9 @@ class Inbox:
 
         ``older_than``: longer than any consumer may stand still with a delivery in its hands; at least a day. Acknowledged deliveries go with the installation's retention.
         """
+        given.require("subscriptions", subscriptions, given.a(Subscriptions))
+        given.require("older_than", older_than, given.a(dt.timedelta))
+        given.require("limit", limit, given.whole(1, 1_000_000))
         if older_than < LEAST_AGE:
             raise ConfigurationError(
                 f"older_than must be at least {LEAST_AGE}, not {older_than}: a consumer may still have the delivery in its hands"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 
+from millstream_schema import given
 from millstream_schema.durable.requests import HANDLER, NAME
 from millstream_schema.durable.retention import SHORTEST_US, RetentionRule, Scope
 from millstream_schema.errors import ConfigurationError
@@ -16,6 +17,7 @@ from millstream_schema.store.database import Database
 
 from .bulk_acts import Runs
 
+_QUEUE, _HANDLER = given.named(NAME, optional=True), given.named(HANDLER, optional=True)
 LONGEST = dt.timedelta(days=36_500)
 
 
@@ -32,6 +34,7 @@ class Keeping:
         """Those that this namespace has or shares. Without any, tasks are kept for 30 days after their end."""
         return [r for r in self._db.read(retention.rules) if r.namespace in ("", self._namespace)]
 
+    @given.checked(time=given.a(dt.timedelta, optional=True), queue=_QUEUE, handler=_HANDLER, everywhere=given.flag)
     def keep(self, time: dt.timedelta | None, *, queue: str = "", handler: str = "", everywhere: bool = False) -> None:
         """Keep the settled tasks of a queue, of a handler or (without either) all of them for this long; None: for ever. The narrowest setting counts."""
         shortest = dt.timedelta(microseconds=SHORTEST_US)
@@ -42,6 +45,7 @@ class Keeping:
         rule = RetentionRule(namespace="" if everywhere else self._namespace, scope=scope, name=name, keep_us=keep_us)
         self._run(lambda tx: retention.set_rule(tx, rule, self._actor))
 
+    @given.checked(queue=_QUEUE, handler=_HANDLER, everywhere=given.flag)
     def drop(self, *, queue: str = "", handler: str = "", everywhere: bool = False) -> bool:
         """Back to the wider setting; whether there was one."""
         scope, name = _place(queue, handler)
@@ -51,6 +55,4 @@ class Keeping:
 def _place(queue: str, handler: str) -> tuple[Scope, str]:
     if queue and handler:
         raise ConfigurationError("give a queue or a handler, not both")
-    if (queue and not NAME.match(queue)) or (handler and not HANDLER.match(handler)):
-        raise ConfigurationError(f"{queue or handler!r} cannot be the name of a {'queue' if queue else 'handler'}")
     return (Scope.QUEUE, queue) if queue else (Scope.HANDLER, handler) if handler else (Scope.ALL, "")

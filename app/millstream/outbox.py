@@ -18,6 +18,7 @@ kept; a request that changes between its submission and its acceptance.
 from __future__ import annotations
 
 import datetime as dt
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -27,8 +28,9 @@ import msgspec
 import structlog
 
 from millstream_coordinator.outbox_relay import OutboxCore
+from millstream_schema import given
 from millstream_schema.durable.outbox import EntryRow, EntryState, Limits, retried
-from millstream_schema.durable.requests import Options
+from millstream_schema.durable.requests import NAME, Options
 from millstream_schema.errors import (
     ConfigurationError,
     MillstreamError,
@@ -37,6 +39,7 @@ from millstream_schema.errors import (
     TaskNotFound,
 )
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
+from millstream_schema.reasons import storable
 from millstream_schema.store import outboxes
 from millstream_schema.store.callers import caller_of, joined
 from millstream_schema.store.database import Database
@@ -51,6 +54,7 @@ from .tasks import Tasks
 
 log = structlog.get_logger(__name__)
 _LONGEST_WAIT = 1.0
+_PREFIX = given.named(re.compile(r"[a-z][a-z0-9_]{0,15}\Z"))
 
 
 class OutboxReceipt(msgspec.Struct, frozen=True):
@@ -82,13 +86,16 @@ class Outbox:
         wait: float = 2.5,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        if not target:
+        if not target or not given.is_text(target):
             raise ConfigurationError("target is missing: it is the installation's id, which `millstream outbox init` shows")
         self._registry = handlers.registry if isinstance(handlers, Handlers) else handlers
         self._target = target
+        given.require("namespace", namespace, given.named(NAME))
         self._namespace = namespace
+        given.require("prefix", prefix, _PREFIX)
         self._home = outboxes.home(tables(f"{prefix}_"))
         self._actor = acting(actor)
+        given.require("wait", wait, given.seconds(3600))
         self._wait_ms = int(wait * 1000)
         self._wake = wake
         self._clock = SystemClock()
@@ -97,7 +104,9 @@ class Outbox:
     @staticmethod
     def create(url: str, *, prefix: str = "millstream") -> None:
         """Make the table in a user's database unless it is there. Raises ConfigurationError, StoreUnavailable."""
-        with _opened(url, prefix) as database:
+        given.require("url", url, given.a(str))
+        given.require("prefix", prefix, _PREFIX)
+        with _opened(url, prefix) as database, reachable(database.url):
             database.run(outboxes.create)
 
     def submit(
@@ -140,7 +149,16 @@ class Outbox:
         """As :meth:`submit`, arguments and options kept apart."""
         found = handler if isinstance(handler, Handler) else self._registry.get(handler)
         task = self._ids.new("task", 10)
-        new = found.request(self._namespace, task, key, tuple(args), kwargs or {}, options or Options(), actor=self._actor, origin="outbox")
+        new = found.request(
+            self._namespace,
+            task,
+            key,
+            args,
+            {} if kwargs is None else kwargs,
+            Options() if options is None else options,
+            actor=self._actor,
+            origin="outbox",
+        )
         caller = caller_of(session)
         with joined(caller, self._home, self._wait_ms, self._clock) as tx:
             put = outboxes.put(tx, self._target, new)
@@ -275,9 +293,8 @@ class OutboxDesk:
 
     def retry(self, entry: str, reason: str) -> None:
         """Have a parked entry sent again, under its own key. Raises TaskNotFound, ReviewConflict (it may not, and why)."""
-        if not reason.strip():
-            raise ConfigurationError("sending an entry again needs a reason: it is kept with it")
-        refused = repeated(self._database, lambda tx, _again: outboxes.retry(tx, entry, reason, retried))
+        given.require("reason", reason, given.reason)
+        refused = repeated(self._database, lambda tx, _again: outboxes.retry(tx, entry, storable(reason), retried))
         if refused is None:
             raise TaskNotFound(f"there is no entry {entry!r} in this outbox")
         if refused:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 import structlog
 
+from millstream_schema import given
 from millstream_schema.durable.gates import Gate, GateKind, gate_id, pause_blocker, permit_blocker, rate_blocker, rate_of
 from millstream_schema.durable.quotas import LARGEST_ACCEPT, Quota, quota_id
 from millstream_schema.durable.records import PermitRow, permit_id
-from millstream_schema.durable.requests import HANDLER, LONGEST_KEY, NAME
+from millstream_schema.durable.requests import HANDLER, NAME
 from millstream_schema.errors import ConfigurationError, PermitNotFound
 from millstream_schema.ports import Clock
+from millstream_schema.reasons import storable
 from millstream_schema.store import gates, lanes, permits, quotas
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.lanes import Standing
@@ -31,6 +33,12 @@ CHUNK, CHUNKS = 500, 20
 LOOKED_AT = 10_000
 """Tasks of a queue, or that wait for a permit, that are counted."""
 LARGEST = 1_000_000
+_QUEUE, _HANDLER = given.named(NAME, optional=True), given.named(HANDLER, optional=True)
+
+
+def _key(key: object) -> str:
+    """A permit's key."""
+    return "must be text: a permit has a name" if key == "" else given.text(key)
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +87,7 @@ class _Commands(OpenedNamespace):
             self._wake(name)
 
     def _pause(self, kind: GateKind, name: str, reason: str) -> Gate:
-        if not reason.strip():
-            raise ConfigurationError("a pause needs a reason: whoever waits is told it")
-        gate = self._run(lambda tx: gates.pause(tx, kind, self.namespace, name, actor=self._actor, reason=reason))
+        gate = self._run(lambda tx: gates.pause(tx, kind, self.namespace, name, actor=self._actor, reason=storable(reason)))
         self._set(kind.value, name, paused=True, reason=reason)
         return gate
 
@@ -118,33 +124,31 @@ class Queues(_Commands):
     ``actor``: who acts, kept with what is done. ``wake``: told of a queue after it was changed. Raises SchemaMismatch, StoreUnavailable; ConfigurationError for what cannot be set.
     """
 
+    @given.checked(queue=_QUEUE, handler=_HANDLER, reason=given.reason)
     def pause(self, queue: str = "", *, handler: str = "", reason: str) -> Gate:
         """No task of the queue, or of the handler, is claimed until it is resumed; what runs goes on. Deadlines go on, too. A second pause changes nothing."""
         return self._pause(*_named(queue, handler), reason)
 
+    @given.checked(queue=_QUEUE, handler=_HANDLER)
     def resume(self, queue: str = "", *, handler: str = "") -> bool:
         """It goes on, by rank; whether it was paused."""
         return self._resume(*_named(queue, handler))
 
+    @given.checked(queue=_QUEUE, handler=_HANDLER, rate=given.a(str, optional=True), burst=given.whole(1, LARGEST, optional=True))
     def set_rate(self, queue: str = "", *, handler: str = "", rate: str | None, burst: int | None = None) -> Gate:
         """At most so many starts in a time, over all workers, e.g. ``"100/m"``; ``burst``: at once (the number of the rate). None: as many as come."""
         return self._rate(*_named(queue, handler), rate, burst)
 
+    @given.checked(queue=given.named(NAME), weight=given.whole(1, LARGEST))
     def set_weight(self, queue: str, weight: int) -> None:
         """Its share of the slots beside other queues and other namespaces, which weigh 1."""
-        _kind, name = _named(queue, "")
-        if not 1 <= weight <= LARGEST:
-            raise ConfigurationError(f"weight must be between 1 and {LARGEST}, not {weight}: to stop a queue, pause it")
-        self._run(lambda tx: lanes.set_weight(tx, self.namespace, name, weight, actor=self._actor))
-        self._set("queue", name, weight=weight)
+        self._run(lambda tx: lanes.set_weight(tx, self.namespace, queue, weight, actor=self._actor))
+        self._set("queue", queue, weight=weight)
 
+    @given.checked(queue=_QUEUE, backlog=given.whole(0, 10 * LARGEST), accept=given.a(str, optional=True), accepting=given.flag)
     def set_quota(self, queue: str = "", *, backlog: int = 0, accept: str | None = None, accepting: bool = True) -> Quota:
         """What may come in to a queue, or without one to the namespace. ``backlog``: tasks that are not over; ``accept``: in a window, e.g. ``"100/m"``; 0 and None: no limit."""
         number, per_us = (0, 0) if accept is None else rate_of(accept)
-        if queue and not NAME.match(queue):
-            raise ConfigurationError(f"queue {queue!r} must match {NAME.pattern}")
-        if not 0 <= backlog <= 10 * LARGEST:
-            raise ConfigurationError(f"backlog must be between 0 and {10 * LARGEST}, not {backlog}")
         if number > LARGEST_ACCEPT:
             raise ConfigurationError(
                 f"at most {LARGEST_ACCEPT} acceptances are counted in a window, not {number}: give them for a shorter time"
@@ -156,6 +160,7 @@ class Queues(_Commands):
         self._set("quota", queue or self.namespace, backlog=backlog, accept=accept or "none", accepting=accepting)
         return quota
 
+    @given.checked(limit=given.ROWS)
     def list(self, *, limit: int = 100) -> list[QueueView]:
         """Queues with tasks that are not over, or of which something is set."""
 
@@ -166,6 +171,7 @@ class Queues(_Commands):
 
         return self.database.read(work)
 
+    @given.checked(queue=given.named(NAME))
     def show(self, queue: str) -> QueueView:
         """One of them, whether there is anything or not."""
         return self.database.read(lambda tx: self._view(tx, queue))
@@ -174,6 +180,7 @@ class Queues(_Commands):
         """The namespace's own."""
         return self.database.read(lambda tx: quotas.read(tx, self.namespace, ""))
 
+    @given.checked(limit=given.ROWS)
     def handlers(self, *, limit: int = 100) -> Sequence[Gate]:
         """Pauses and rates of handlers."""
         return self.database.read(lambda tx: gates.of_namespace(tx, self.namespace, [GateKind.HANDLER], "", limit))
@@ -189,29 +196,33 @@ class Queues(_Commands):
 class Permits(_Commands):
     """Permits of a namespace: capacities, pauses, rates, who holds them. Likewise."""
 
+    @given.checked(key=_key, capacity=given.whole(1, LARGEST))
     def set_capacity(self, key: str, capacity: int) -> None:
         """How many tasks may hold it at once from now on. Those beyond a smaller one keep theirs until they end."""
-        if not 1 <= capacity <= LARGEST:
-            raise ConfigurationError(f"capacity must be between 1 and {LARGEST}, not {capacity}: to stop a permit, pause it")
-        self._run(lambda tx: permits.set_capacity(tx, permit_id(self.namespace, _key(key)), capacity, actor=self._actor))
+        self._run(lambda tx: permits.set_capacity(tx, permit_id(self.namespace, key), capacity, actor=self._actor))
         self._set("permit", key, capacity=capacity)
 
+    @given.checked(key=_key, reason=given.reason)
     def pause(self, key: str, *, reason: str) -> Gate:
         """Nobody gets it until it is resumed; who holds it goes on."""
-        return self._pause(GateKind.PERMIT, _key(key), reason)
+        return self._pause(GateKind.PERMIT, key, reason)
 
+    @given.checked(key=_key)
     def resume(self, key: str) -> bool:
         """It is given again, by rank; whether it was paused."""
-        return self._resume(GateKind.PERMIT, _key(key))
+        return self._resume(GateKind.PERMIT, key)
 
+    @given.checked(key=_key, rate=given.a(str, optional=True), burst=given.whole(1, LARGEST, optional=True))
     def set_rate(self, key: str, *, rate: str | None, burst: int | None = None) -> Gate:
         """At most so many starts in a time of tasks that need it, e.g. ``"5/s"``. None: as many as come."""
-        return self._rate(GateKind.PERMIT, _key(key), rate, burst)
+        return self._rate(GateKind.PERMIT, key, rate, burst)
 
+    @given.checked(after=given.text, limit=given.ROWS)
     def list(self, *, after: str = "", limit: int = 100) -> list[PermitRow]:
         """In the order of their keys, those after a key."""
         return self.database.read(lambda tx: permits.of_namespace(tx, self.namespace, after, limit))
 
+    @given.checked(key=given.text)
     def show(self, key: str) -> PermitView:
         """Who holds it and who waits. Raises PermitNotFound for one no task has needed yet and nobody has set."""
         own = gate_id(GateKind.PERMIT, self.namespace, key)
@@ -232,13 +243,4 @@ def _named(queue: str, handler: str) -> tuple[GateKind, str]:
     """Before what a gate is meant to stand."""
     if bool(queue) == bool(handler):
         raise ConfigurationError("name either a queue or a handler")
-    kind, name, pattern = (GateKind.QUEUE, queue, NAME) if queue else (GateKind.HANDLER, handler, HANDLER)
-    if not pattern.match(name):
-        raise ConfigurationError(f"{kind.value} {name!r} must match {pattern.pattern}")
-    return kind, name
-
-
-def _key(key: str) -> str:
-    if not key or len(key) > LONGEST_KEY or "\x00" in key:
-        raise ConfigurationError(f"a permit's key is text of 1 to {LONGEST_KEY} characters, not {key!r:.80}")
-    return key
+    return (GateKind.QUEUE, queue) if queue else (GateKind.HANDLER, handler)

@@ -11,6 +11,7 @@ import datetime as dt
 import threading
 from typing import Any, Protocol
 
+from millstream_schema import given
 from millstream_schema.durable.records import Receipt, TaskRow
 from millstream_schema.durable.requests import decode_arguments, decode_result
 from millstream_schema.durable.states import TaskState
@@ -35,6 +36,7 @@ CELERY_STATES = {
     TaskState.EXPIRED: "REVOKED",
 }
 """What Celery calls them. UNKNOWN is ours alone: in review, neither over nor going on."""
+_SECONDS, _INTERVAL = given.seconds(optional=True), given.seconds(above=True, optional=True)
 _NO_TREE = "a durable task keeps no tree of results: what it submitted has it as `origin`, a retry as `retry_of`"
 REFUSED = {
     "then": "no callback outlives this process: subscribe to the end of the task (millstream.Subscriptions)",
@@ -148,6 +150,7 @@ class TaskResult:
 
     # -- waiting
 
+    @given.checked(timeout=_SECONDS, interval=_INTERVAL)
     def get(
         self,
         timeout: float | None = None,

@@ -11,15 +11,15 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
+from millstream_schema import given
 from millstream_schema.durable.recurrence import SECOND, Cron, Fold, Gap, Interval, OneOff, Spec
-from millstream_schema.durable.requests import Options
+from millstream_schema.durable.requests import NAME, Options, plain_call, require_options
 from millstream_schema.durable.schedules import Declaration, Misfire, Overlap, Rules, check_definition
 from millstream_schema.errors import ScheduleInvalid
 
 E = TypeVar("E", bound=enum.StrEnum)
 When = str | dt.timedelta | dt.datetime | Spec
 """A cron expression, an interval, an instant, or one of the values they become."""
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
@@ -47,24 +47,26 @@ def declaration(
     name: str, handler: str, when: When, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options | None, terms: Terms
 ) -> Declaration:
     """Raises ScheduleInvalid."""
+    given.require("the schedule's name", name, given.named(NAME), ScheduleInvalid)
     unknown = sorted(set(terms) - set(Terms.__annotations__))
     if unknown:
         raise ScheduleInvalid(f"schedule {name!r}: {', '.join(unknown)}: no such term; known: {', '.join(sorted(Terms.__annotations__))}")
-    given = options or Options()
-    if given.due_at is not None or given.expires_at is not None:
+    chosen = Options() if options is None else options
+    require_options(chosen)
+    by_position, by_name = plain_call(args, {} if kwargs is None else kwargs)
+    if chosen.due_at is not None or chosen.expires_at is not None:
         raise ScheduleInvalid(
             f"schedule {name!r}: due_at and expires_at are single instants: a schedule has its own; give start_by or deadline in seconds"
         )
     spec, rules = _spec(name, when, terms), _rules(name, terms)
     check_definition(name, spec, rules)
-    return Declaration(name=name, handler=handler, spec=spec, rules=rules, args=tuple(args), kwargs=dict(kwargs or {}), options=given)
+    return Declaration(name=name, handler=handler, spec=spec, rules=rules, args=by_position, kwargs=by_name, options=chosen)
 
 
 def instant(moment: dt.datetime, what: str) -> int:
     """UTC µs. Raises ScheduleInvalid for one without a zone."""
-    if not isinstance(moment, dt.datetime) or moment.utcoffset() is None:
-        raise ScheduleInvalid(f"{what} {moment!r} has no time zone: give an aware datetime, e.g. datetime(2030, 1, 1, tzinfo=UTC)")
-    return (moment - _EPOCH) // _MICROSECOND
+    given.require(what, moment, given.instant, ScheduleInvalid)
+    return given.micros(moment)
 
 
 def _spec(name: str, when: When, terms: Terms) -> Spec:
@@ -73,7 +75,7 @@ def _spec(name: str, when: When, terms: Terms) -> Spec:
         case str():
             wrong = of_interval
             spec: Spec = Cron(
-                expression=when, zone=terms.get("zone", "UTC"), gap=_one(name, "gap", Gap, terms.get("gap", Gap.RUN_AFTER)),
+                expression=when, zone=_zone(name, terms.get("zone", "UTC")), gap=_one(name, "gap", Gap, terms.get("gap", Gap.RUN_AFTER)),
                 fold=_one(name, "fold", Fold, terms.get("fold", Fold.FIRST)),
             )  # fmt: skip
         case dt.timedelta():
@@ -85,17 +87,23 @@ def _spec(name: str, when: When, terms: Terms) -> Spec:
         case Cron() | Interval() | OneOff():
             wrong, spec = of_cron | of_interval, when
         case _:
-            raise ScheduleInvalid(f"schedule {name!r}: give a cron expression, a timedelta or an aware datetime, not {when!r}")
+            raise ScheduleInvalid(f"schedule {name!r}: give a cron expression, a timedelta or an aware datetime, not {given.shown(when)}")
     if wrong:
         raise ScheduleInvalid(f"schedule {name!r}: {', '.join(sorted(wrong))} means nothing for {type(spec).__name__}: leave it out")
     return spec
+
+
+def _zone(name: str, zone: object) -> str:
+    if not isinstance(zone, str) or not given.is_text(zone):
+        raise ScheduleInvalid(f"schedule {name!r}: zone must be an IANA name, e.g. Europe/Berlin, not {given.shown(zone)}")
+    return zone
 
 
 def _rules(name: str, terms: Terms) -> Rules:
     default = Rules()
     limit = terms.get("limit", default.limit)
     if type(limit) is not int:
-        raise ScheduleInvalid(f"schedule {name!r}: limit must be a whole number, not {limit!r}")
+        raise ScheduleInvalid(f"schedule {name!r}: limit must be a whole number, not {given.shown(limit)}")
     misfire = _one(name, "misfire", Misfire, terms.get("misfire", default.misfire))
     if misfire is not Misfire.CATCH_UP and {"limit", "window"} & set(terms):
         raise ScheduleInvalid(f'schedule {name!r}: limit and window belong to misfire="catch_up"')
@@ -110,10 +118,9 @@ def _one(name: str, what: str, kind: type[E], value: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        raise ScheduleInvalid(f"schedule {name!r}: {what} must be one of {', '.join(kind)}, not {value!r}") from None
+        raise ScheduleInvalid(f"schedule {name!r}: {what} must be one of {', '.join(kind)}, not {given.shown(value)}") from None
 
 
 def _us(name: str, what: str, seconds: float) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e9:
-        raise ScheduleInvalid(f"schedule {name!r}: {what} must be a number of seconds, not {seconds!r}")
+    given.require(f"schedule {name!r}: {what}", seconds, given.seconds(1e9), ScheduleInvalid)
     return round(seconds * SECOND)

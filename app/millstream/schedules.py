@@ -13,12 +13,14 @@ from typing import Any, Unpack
 
 import msgspec
 
+from millstream_schema import given
 from millstream_schema.canonical import fingerprint
 from millstream_schema.durable.recurrence import Cron, Spec, instants, local, zone_of
 from millstream_schema.durable.requests import NAME, Options
 from millstream_schema.durable.schedules import Declaration, Definition, FireRow, ScheduleRow, ScheduleState, VersionRow
 from millstream_schema.errors import CommitUnknown, ScheduleInvalid, ScheduleNotFound, StoreUnavailable
 from millstream_schema.ports import Clock, Ids, SystemIds
+from millstream_schema.reasons import storable
 from millstream_schema.store import fires, schedules
 from millstream_schema.store.database import Database
 from millstream_schema.store.schedules import Behind, Published
@@ -92,10 +94,12 @@ class Schedules(OpenedNamespace):
         known = handler.spec.name if isinstance(handler, Handler) else handler
         return self._publish(declaration(name, known, when, args, kwargs, options, terms), handler)
 
+    @given.checked(declared=given.several(given.a(Declaration), optional=True))
     def sync(self, declared: Iterable[Declaration] | None = None) -> dict[str, Published]:
         """Publish what these handlers' code declares, where it has changed; by name. What is not declared any more stays."""
         return {d.name: self._publish(d, d.handler) for d in (self._registry.declared() if declared is None else declared)}
 
+    @given.checked(declared=given.a(Declaration))
     def check(self, declared: Declaration) -> None:
         """Raises what :meth:`sync` would: TaskInvalid, UnknownHandler."""
         self._definition(declared, declared.handler)
@@ -129,10 +133,12 @@ class Schedules(OpenedNamespace):
 
     # -- looking
 
+    @given.checked(limit=given.ROWS)
     def list(self, limit: int = 200) -> list[ScheduleRow]:
         """By name."""
         return self.database.read(lambda tx: schedules.every(tx, self.namespace, limit))
 
+    @given.checked(name=given.text)
     def get(self, name: str) -> ScheduleRow:
         """Raises ScheduleNotFound."""
         row = self.database.read(lambda tx: schedules.read(tx, self.namespace, name))
@@ -145,6 +151,7 @@ class Schedules(OpenedNamespace):
         row = self.get(name)
         return self.database.read(lambda tx: schedules.defined(tx, row))
 
+    @given.checked(name=given.text)
     def versions(self, name: str) -> Sequence[VersionRow]:
         """Every version, the oldest first; also of one that is deleted."""
         found = self.database.read(lambda tx: schedules.versions(tx, self.namespace, name))
@@ -152,6 +159,7 @@ class Schedules(OpenedNamespace):
             raise self._missing(name)
         return found
 
+    @given.checked(limit=given.ROWS)
     def fires(self, name: str, limit: int = 50) -> Sequence[FireRow]:
         """The newest fires, and what was not run; also of one that is deleted. Raises ScheduleNotFound."""
         self.versions(name)
@@ -173,20 +181,22 @@ class Schedules(OpenedNamespace):
 
     # -- acting
 
+    @given.checked(reason=given.words)
     def pause(self, name: str, reason: str = "") -> ScheduleRow:
         """Nothing fires by itself until :meth:`resume`. Raises ScheduleNotFound."""
         self.get(name)
-        return self._there(name, self._run(lambda tx: schedules.pause(tx, self.namespace, name, self._actor, reason)))
+        return self._there(name, self._run(lambda tx: schedules.pause(tx, self.namespace, name, self._actor, storable(reason))))
 
+    @given.checked(name=given.text)
     def resume(self, name: str) -> ScheduleRow:
         """Fire again from now on; what lay in the pause is not made up for. Raises ScheduleNotFound."""
         self.get(name)
         return self._there(name, self._run(lambda tx: schedules.resume(tx, self.namespace, name, self._actor)))
 
+    @given.checked(name=given.text)
     def trigger(self, name: str, request: str = "") -> FireRow:
         """Fire once, now. With the same ``request``: the same fire. It may wait or be skipped, by the overlap rule. Raises ScheduleNotFound."""
-        asked = request or self._ids.new("request", 10)
-        _check_request(asked)
+        asked = self._asked(request)
         fire = self._run(lambda tx: fires.trigger(tx, self.namespace, name, asked, self._actor, self._new_id))
         if fire is None:
             raise self._missing(name)
@@ -194,14 +204,16 @@ class Schedules(OpenedNamespace):
             self._tell([self.definition(name).request.queue])
         return fire
 
+    @given.checked(name=given.text)
     def backfill(self, name: str, start: dt.datetime, end: dt.datetime, request: str = "") -> Backfilled:
         """Fire the instants of [start, end), which lie in the past, whether they fired or not, whatever runs. With the same ``request``: those that are still missing.
 
         Raises ScheduleInvalid for more than a thousand, ScheduleNotFound.
         """
-        asked = request or self._ids.new("request", 10)
-        _check_request(asked)
+        asked = self._asked(request)
         first, last = instant(start, "start"), instant(end, "end")
+        if last <= first:
+            raise ScheduleInvalid(f"a backfill ends after it begins: {end} is not later than {start}")
         if last > self.database.read(lambda tx: tx.now_us()):
             raise ScheduleInvalid("a backfill ends in the past: what is to come fires by itself")
         spec = self.definition(name).spec
@@ -216,10 +228,16 @@ class Schedules(OpenedNamespace):
             self._tell(queues)
         return Backfilled(asked, len(found))
 
+    @given.checked(name=given.text, reason=given.words)
     def delete(self, name: str, reason: str = "") -> None:
         """It fires no more; what runs goes on. Versions and fires are kept. Raises ScheduleNotFound."""
-        if not self._run(lambda tx: schedules.delete(tx, self.namespace, name, self._actor, reason)):
+        if not self._run(lambda tx: schedules.delete(tx, self.namespace, name, self._actor, storable(reason))):
             self.get(name)  # a repeat of a delete whose answer was lost finds nothing either
+
+    def _asked(self, request: str) -> str:
+        """Its name, a new one for empty text. Raises ScheduleInvalid."""
+        given.require("request", request, given.named(NAME, optional=True), ScheduleInvalid)
+        return request or self._ids.new("request", 10)
 
     def _there(self, name: str, row: ScheduleRow | None) -> ScheduleRow:
         if row is None:
@@ -234,8 +252,7 @@ class Schedules(OpenedNamespace):
 
 def preview(spec: Spec, count: int, after_us: int) -> Sequence[dt.datetime]:
     """The next instants, as the spec's zone shows them. Needs no database."""
-    if not 1 <= count <= MOST_PREVIEWED:
-        raise ScheduleInvalid(f"a preview shows between 1 and {MOST_PREVIEWED} fires, not {count}")
+    given.require("count", count, given.whole(1, MOST_PREVIEWED), ScheduleInvalid)
     zone = zone_of(spec.zone) if isinstance(spec, Cron) else dt.UTC
     return [local(i, zone) for i in islice(instants(spec, after_us), count)]
 
@@ -245,8 +262,3 @@ def _until(found: Iterable[int], end: int) -> Iterable[int]:
         if i >= end:
             return
         yield i
-
-
-def _check_request(request: str) -> None:
-    if not NAME.match(request):
-        raise ScheduleInvalid(f"request {request!r} must match {NAME.pattern}")

@@ -17,13 +17,13 @@ for done before its consumer says so.
 from __future__ import annotations
 
 import datetime as dt
-import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from millstream_schema import given
 from millstream_schema.durable.deliveries import (
     ENDS,
     LONGEST_DELAY_MS,
@@ -55,9 +55,8 @@ MOST = 1_000
 """Deliveries that one call takes."""
 _QUICKEST_LOOK, _SLOWEST_LOOK = 0.02, 1.0
 """Seconds between two looks of a :meth:`Subscriptions.pull` that waits."""
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
-_LONGEST_QUEUE = 200
+_DELAY = given.seconds(LONGEST_DELAY_MS / 1000)
+_LEASE = given.seconds(LONGEST_DELAY_MS / 1000, above=True)
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +101,11 @@ def _delivery(s: SubscriptionRow, handed: Handed) -> Delivery:
     )  # fmt: skip
 
 
+def _pair(value: object) -> str:
+    whole = isinstance(value, tuple | list) and len(value) == 2 and all(map(given.is_text, value))
+    return "" if whole else f"must be a subscription's id and a task's, not {given.shown(value)}"
+
+
 class Subscriptions(OpenedNamespace):
     """The subscriptions of one namespace of an installation. Also a context manager; :meth:`close` gives its connections back.
 
@@ -125,6 +129,14 @@ class Subscriptions(OpenedNamespace):
 
     # -- subscriptions
 
+    @given.checked(
+        states=given.several(given.a(str)),
+        delay=_DELAY,
+        max_delay=_DELAY,
+        lease=_LEASE,
+        since=given.either(given.nothing, given.instant),
+        attempts=given.whole(1, 1_000_000),
+    )
     def create(
         self,
         name: str,
@@ -152,12 +164,12 @@ class Subscriptions(OpenedNamespace):
         wanted = NewSubscription(
             id=self._ids.new("subscription", 10), namespace=self.namespace, name=name, mode=Mode.QUEUE if publish_to else Mode.PULL, target=publish_to,
             celery_task=celery_task, handler=handler, queue=queue, business_key=business_key, states=",".join(sorted({str(s) for s in states})),
-            attempts=attempts, delay_ms=_ms("delay", delay), max_delay_ms=_ms("max_delay", max_delay), lease_ms=_ms("lease", lease),
-            since_us=_instant(since), actor=self._actor,
+            attempts=attempts, delay_ms=_ms(delay), max_delay_ms=_ms(max_delay), lease_ms=_ms(lease),
+            since_us=0 if since is None else max(1, given.micros(since)), actor=self._actor,
         )  # fmt: skip
         problems = _problems(wanted, self.database.read(lambda tx: tx.now_us()))
         if problems:
-            raise ConfigurationError(f"subscription {name!r}: " + "; ".join(problems))
+            raise ConfigurationError(f"subscription {given.shown(name)}: " + "; ".join(problems))
         row = self._run(lambda tx: subscriptions.create(tx, wanted, self.database.longest_us))
         differs = wanted.same_as(row)
         if differs:
@@ -170,6 +182,7 @@ class Subscriptions(OpenedNamespace):
         """All of this namespace, by name."""
         return self.database.read(lambda tx: subscriptions.listed(tx, self.namespace))
 
+    @given.checked(name=given.text)
     def get(self, name: str) -> SubscriptionRow:
         """One as it is now. Raises SubscriptionNotFound."""
         return self.database.read(lambda tx: self._found(tx, name))
@@ -180,18 +193,22 @@ class Subscriptions(OpenedNamespace):
             raise SubscriptionNotFound(f"there is no subscription {name!r} in namespace {self.namespace!r}")
         return row
 
+    @given.checked(name=given.text)
     def counts(self, name: str) -> Mapping[str, int]:
         """How many of its deliveries are in each state. Raises SubscriptionNotFound."""
         return self.database.read(lambda tx: deliveries.counts(tx, self._found(tx, name)))
 
+    @given.checked(name=given.text)
     def pause(self, name: str) -> SubscriptionRow:
         """Hand out nothing until :meth:`resume`; deliveries are made and kept meanwhile. Raises SubscriptionNotFound."""
         return self._set(name, SubscriptionState.PAUSED)
 
+    @given.checked(name=given.text)
     def resume(self, name: str) -> SubscriptionRow:
         """Hand out again. Raises SubscriptionNotFound."""
         return self._set(name, SubscriptionState.ACTIVE)
 
+    @given.checked(name=given.text)
     def delete(self, name: str) -> None:
         """Subscribe no more; its deliveries go, acknowledged or not. Raises SubscriptionNotFound."""
         self.get(name)
@@ -210,15 +227,16 @@ class Subscriptions(OpenedNamespace):
 
     # -- consuming
 
+    @given.checked(
+        name=given.text, limit=given.whole(1, MOST), lease=given.seconds(LONGEST_DELAY_MS / 1000, above=True, optional=True), wait=_DELAY
+    )
     def pull(self, name: str, limit: int = 10, *, lease: float | None = None, wait: float = 0.0) -> Sequence[Delivery]:
         """Take up to ``limit`` deliveries that are due. Each is this caller's for ``lease`` seconds (the subscription's), then somebody may get it again.
 
         ``wait``: if there is none, so many seconds for the first one to come. In the order in which their tasks ended, as far as they are here: no order is promised. Raises
         SubscriptionNotFound, ConfigurationError.
         """
-        if not 1 <= limit <= MOST:
-            raise ConfigurationError(f"limit must be between 1 and {MOST}, not {limit}")
-        until = self._clock.monotonic() + _ms("wait", wait) / 1000
+        until = self._clock.monotonic() + _ms(wait) / 1000
         pause = _QUICKEST_LOOK
         while not (found := self._pulled(name, limit, lease)) and (left := until - self._clock.monotonic()) > 0:
             threading.Event().wait(min(pause, left))
@@ -227,9 +245,7 @@ class Subscriptions(OpenedNamespace):
 
     def _pulled(self, name: str, limit: int, lease: float | None) -> Sequence[Delivery]:
         s = self.get(name)
-        lease_ms = s.lease_ms if lease is None else _ms("lease", lease)
-        if not 1 <= lease_ms <= LONGEST_DELAY_MS:
-            raise ConfigurationError(f"lease must be a number of seconds above 0 and at most {LONGEST_DELAY_MS // 1000}, not {lease!r}")
+        lease_ms = s.lease_ms if lease is None else _ms(lease)
         token = self._ids.new("lease", 10)
         self._run(lambda tx: events.fan_out(tx, MOST))  # nobody waits for the sweep
 
@@ -238,10 +254,16 @@ class Subscriptions(OpenedNamespace):
 
         return [_delivery(s, h) for h in self._repeated(work)]
 
+    @given.checked(body=given.a(Mapping))
     def received(self, body: Mapping[str, Any]) -> Delivery:
         """The delivery that a published message names. Raises DeliveryNotFound when it is acknowledged or gone: the message is an old one, to be passed over."""
         name, event = body.get("subscription"), body.get("event")
-        if not isinstance(name, str) or not isinstance(event, str) or body.get("namespace") != self.namespace:
+        if (
+            not isinstance(name, str)
+            or not isinstance(event, str)
+            or not given.is_text(name + event)
+            or body.get("namespace") != self.namespace
+        ):
             raise ConfigurationError(
                 f"this is no message of a subscription in namespace {self.namespace!r}: give the body as it was received"
             )
@@ -257,6 +279,7 @@ class Subscriptions(OpenedNamespace):
             )
         return _delivery(s, found)
 
+    @given.checked(done=given.several(given.a(Delivery)))
     def acknowledge(self, *done: Delivery) -> None:
         """It is done. Valid whatever has become of the lease it came under. Raises DeliveryNotFound for what there is no delivery of; the others are acknowledged all the same."""
         by_name: dict[tuple[str, str], list[str]] = {}
@@ -268,6 +291,7 @@ class Subscriptions(OpenedNamespace):
         if missing:
             raise DeliveryNotFound(f"there is no delivery (any more) of {', '.join(missing[:10])}")
 
+    @given.checked(name=given.text, ids=given.several(given.text))
     def acknowledge_by_id(self, name: str, *ids: str) -> None:
         """Likewise, by the ids of the tasks. Raises SubscriptionNotFound, DeliveryNotFound."""
         missing = self._acknowledge(self.get(name).id, name, list(ids))
@@ -283,17 +307,21 @@ class Subscriptions(OpenedNamespace):
 
         return self._run(work)
 
+    @given.checked(delivery=given.a(Delivery), reason=given.words, after=given.seconds(LONGEST_DELAY_MS / 1000, optional=True))
     def refuse(self, delivery: Delivery, reason: str = "", *, after: float | None = None) -> bool:
         """It could not be done: again after the back-off, or ``after`` seconds; parked when no attempt is left. False: its lease is over, somebody else may be at it."""
         return self.refuse_by_id(delivery.name, delivery.event, delivery.lease, reason, after=after) is not None
 
+    @given.checked(
+        name=given.text, event=given.text, lease=given.text, reason=given.words, after=given.seconds(LONGEST_DELAY_MS / 1000, optional=True)
+    )
     def refuse_by_id(self, name: str, event: str, lease: str, reason: str = "", *, after: float | None = None) -> DeliveryRow | None:
         """Likewise, by the task's id and the lease; as it is afterwards. Raises SubscriptionNotFound."""
-        after_us = None if after is None else _ms("after", after) * 1000
+        after_us = None if after is None else _ms(after) * 1000
 
         def work(tx: Transaction, again: bool) -> DeliveryRow | None:
             s = self._found(tx, name)
-            done = deliveries.refuse(tx, s, event, lease, reason, after_us, self._draw())
+            done = deliveries.refuse(tx, s, event, lease, storable(reason), after_us, self._draw())
             return deliveries.one(tx, s, event) if done is None and again else done
 
         return self._repeated(work)
@@ -303,10 +331,12 @@ class Subscriptions(OpenedNamespace):
 
     # -- looking after
 
+    @given.checked(name=given.text, state=given.a(DeliveryState, optional=True), limit=given.ROWS)
     def deliveries(self, name: str, *, state: DeliveryState | None = None, limit: int = 50) -> Sequence[DeliveryRow]:
         """Those that changed last, and are in this state. Raises SubscriptionNotFound."""
         return self.database.read(lambda tx: deliveries.listed(tx, self._found(tx, name), state, limit))
 
+    @given.checked(name=given.text, ids=given.several(given.text))
     def redeliver(self, name: str, *ids: str) -> int:
         """Deliver the ends of these tasks again, whatever became of that before; how many. What they bring is what it was. Raises SubscriptionNotFound, DeliveryNotFound."""
         wanted = sorted(set(ids))
@@ -320,42 +350,31 @@ class Subscriptions(OpenedNamespace):
             )
         return found
 
+    @given.checked(pairs=given.several(_pair))
     def existing(self, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
         """Of these (subscription id, task id) those that can still be delivered, or be delivered again."""
         return self.database.read(lambda tx: deliveries.existing(tx, pairs))
 
 
-def _ms(name: str, seconds: float) -> int:
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_DELAY_MS / 1000:
-        raise ConfigurationError(f"{name} must be a number of seconds between 0 and {LONGEST_DELAY_MS // 1000}, not {seconds!r}")
+def _ms(seconds: float) -> int:
     return int(seconds * 1000)
-
-
-def _instant(since: dt.datetime | None) -> int:
-    if since is None:
-        return 0
-    if not isinstance(since, dt.datetime) or since.utcoffset() is None:
-        raise ConfigurationError(f"since {since!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC) - timedelta(hours=1)")
-    return max(1, (since - _EPOCH) // _MICROSECOND)
 
 
 def _problems(new: NewSubscription, now_us: int) -> list[str]:
     found = []
     if not isinstance(new.name, str) or not NAME.match(new.name):
         found.append(f"its name must match {NAME.pattern}")
-    if new.handler and not HANDLER.match(new.handler):
-        found.append(f"handler {new.handler!r} must match {HANDLER.pattern}")
-    if new.queue and not NAME.match(new.queue):
-        found.append(f"queue {new.queue!r} must match {NAME.pattern}")
+    if new.handler != "" and not (isinstance(new.handler, str) and HANDLER.match(new.handler)):
+        found.append(f"handler {given.shown(new.handler)} must match {HANDLER.pattern}")
+    if new.queue != "" and not (isinstance(new.queue, str) and NAME.match(new.queue)):
+        found.append(f"queue {given.shown(new.queue)} must match {NAME.pattern}")
     for field in ("business_key", "target", "celery_task"):
         text = getattr(new, field)
-        if not isinstance(text, str) or len(text) > _LONGEST_QUEUE or storable(text) != text:
-            found.append(f"{field} must be text of at most {_LONGEST_QUEUE} characters without NUL and half characters, not {text!r:.80}")
+        if said := given.text(text):
+            found.append(f"{field} {said}")
     wrong = [s for s in new.states.split(",") if s and s not in ENDS]
     if wrong:
-        found.append(f"states must be ends of a task ({', '.join(ENDS)}), not {', '.join(wrong)}")
-    if type(new.attempts) is not int or not 1 <= new.attempts <= 1_000_000:
-        found.append(f"attempts must be a whole number between 1 and 1000000, not {new.attempts!r}")
+        found.append(f"states must be ends of a task ({', '.join(ENDS)}), not {given.shown(', '.join(wrong))}")
     if new.delay_ms > new.max_delay_ms:
         found.append(f"delay must not exceed max_delay, which is {new.max_delay_ms / 1000} s")
     if new.lease_ms < 1:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import msgspec
 
+from millstream_schema import given
 from millstream_schema.durable.finding import LARGEST_PAGE, TaskFilter, cursor, place_of
 from millstream_schema.durable.records import TaskRow
 from millstream_schema.durable.tokens import Seal
@@ -41,8 +42,9 @@ class TaskSearch:
 
     def page(self, where: TaskFilter, limit: int, text: str) -> Page:
         """Raises ConfigurationError, TokenRefused, StoreUnavailable."""
-        if not 1 <= limit <= LARGEST_PAGE:
-            raise ConfigurationError(f"limit must be between 1 and {LARGEST_PAGE}, not {limit}: ask for the next page with the cursor")
+        said = given.whole(1, LARGEST_PAGE)(limit)
+        if said:
+            raise ConfigurationError(f"limit {said}: ask for the next page with the cursor")
         after = place_of(self._seal, self._namespace, where, text) if text else None
 
         def read(tx: Transaction) -> tuple[finding.Found, list[TaskRow]]:

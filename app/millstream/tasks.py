@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from millstream_schema import given
 from millstream_schema.durable.bulk import Act, OperationRow, compensation, linked_retry
 from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.records import AttemptRow, NewTask, Receipt, TaskRow
-from millstream_schema.durable.requests import Options, encode_result
+from millstream_schema.durable.requests import Options, encode_result, require_options
 from millstream_schema.durable.states import TaskState
 from millstream_schema.errors import (
     ConfigurationError,
@@ -29,6 +30,7 @@ from millstream_schema.errors import (
     UnknownHandler,
 )
 from millstream_schema.ports import Clock, Ids, SystemIds
+from millstream_schema.reasons import storable
 from millstream_schema.store import explaining, settling, tasks
 from millstream_schema.store.database import Database, Transaction
 from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
@@ -43,6 +45,8 @@ from .keeping import Keeping
 from .opened import OpenedNamespace, acting
 from .results import Rhythm, TaskResult
 from .task_search import Page, TaskSearch
+
+_CURSOR = given.whole_text(4_000)
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +181,7 @@ class Tasks(OpenedNamespace):
         transaction.told([new.queue])
         return hinting(receipt, new.queue, self._wake)
 
+    @given.checked(items=given.several(given.a(Item)))
     def submit_many(self, handler: str | Handler, items: Sequence[Item], *, session: Any = None) -> list[Receipt | Refusal]:
         """Accept many in one transaction; an answer for each, in the order given. What is refused holds up no other. ``session``, errors: as in :meth:`submit`."""
         self._catalogue.form(handler)
@@ -185,6 +190,7 @@ class Tasks(OpenedNamespace):
             session=session,
         )
 
+    @given.checked(requests=given.several(given.a(Request)))
     def accept(self, requests: Sequence[Request], *, session: Any = None) -> list[Receipt | Refusal]:
         """Accept requests of any handlers in one transaction; an answer for each, in the order given. Raises StoreUnavailable."""
         answers: dict[int, Receipt | Refusal] = {}
@@ -216,6 +222,7 @@ class Tasks(OpenedNamespace):
         transaction.told(sorted({n.queue for n in news.values()}))
         return [answers[at] for at in range(len(requests))]
 
+    @given.checked(new=given.a(NewTask))
     def forward(self, new: NewTask) -> Receipt:
         """Accept a request that was made complete elsewhere, as it is: what a relay of an :class:`millstream.Outbox` does. Raises TaskConflict, QuotaExceeded, StoreUnavailable."""
         self._require_room(new)
@@ -250,9 +257,9 @@ class Tasks(OpenedNamespace):
             self.namespace,
             self._ids.new("task", 10),
             key,
-            tuple(args),
-            kwargs or {},
-            options or Options(),
+            args,
+            {} if kwargs is None else kwargs,
+            Options() if options is None else options,
             actor=self._actor,
             origin="direct",
         )
@@ -260,11 +267,13 @@ class Tasks(OpenedNamespace):
     def _form(self, handler: str | Handler, options: Options | None) -> Form:
         """What the request must look like. Raises UnknownHandler, UnknownQueue."""
         if options is not None:
+            require_options(options)
             self._catalogue.require_queue(options.queue)
         return self._catalogue.form(handler)
 
     # -- looking
 
+    @given.checked(state=given.a(TaskState, optional=True), limit=given.whole(1, given.MOST_ROWS))
     def list(
         self, *, state: TaskState | None = None, handler: str = "", queue: str = "", business_key: str = "", limit: int = 50
     ) -> list[TaskRow]:
@@ -272,6 +281,7 @@ class Tasks(OpenedNamespace):
         states = () if state is None else (state,)
         return self._search.newest(TaskFilter(states=states, handler=handler, queue=queue, business_key=business_key), limit)
 
+    @given.checked(where=given.a(TaskFilter, optional=True), cursor=_CURSOR)
     def find(self, where: TaskFilter | None = None, *, limit: int = 50, cursor: str = "") -> Page:
         """A page of the tasks that match, newest first; its ``cursor`` gives the next one, for the same filter and namespace alone.
 
@@ -279,6 +289,7 @@ class Tasks(OpenedNamespace):
         """
         return self._search.page(where or TaskFilter(), limit, cursor)
 
+    @given.checked(task=given.text)
     def get(self, task: str) -> TaskRow:
         """A task as it is now. Raises TaskNotFound."""
         row = self.database.read(lambda tx: tasks.read_task(tx, task))
@@ -291,11 +302,13 @@ class Tasks(OpenedNamespace):
         self.get(task)
         return self.database.read(lambda tx: tasks.attempts(tx, task))
 
+    @given.checked(task=given.either(given.a(Receipt), given.text))
     def result(self, task: str | Receipt) -> TaskResult:
         """The result of a task, by the names Celery's AsyncResult has. An id nobody knows is told when it is asked: TaskNotFound, never pending."""
         receipt = task if isinstance(task, Receipt) else None
         return TaskResult(self, task.task if isinstance(task, Receipt) else task, self._rhythm, self._result_timeout, receipt)
 
+    @given.checked(task=given.either(given.a(Receipt), given.text))
     def wait(self, task: str | Receipt, timeout: float | None = None, *, follow: bool = False) -> Any:
         """Wait until it ended; its result, as :meth:`TaskResult.get`. Raises TaskFailed (also for one in review), TimeoutError, TaskNotFound."""
         return self.result(task).get(timeout, follow=follow)
@@ -315,6 +328,7 @@ class Tasks(OpenedNamespace):
             raise TaskNotFound(f"there is no task {task!r} in namespace {self.namespace!r}")
         return state
 
+    @given.checked(task=given.text, reason=given.words)
     def retry(self, task: str, *, reason: str) -> Receipt:
         """Do a task again that FAILED, was CANCELLED or EXPIRED: by a new task linked to it (``retry_of``, the same root). Say in ``reason`` why that is safe.
 
@@ -324,12 +338,14 @@ class Tasks(OpenedNamespace):
         woken(self._wake, [self.get(receipt.task).queue])
         return receipt
 
+    @given.checked(where=given.a(TaskFilter, optional=True))
     def plan(self, act: Act | str, where: TaskFilter | None = None) -> Plan:
         """Count what ``cancel``, ``retry`` or ``purge`` would reach now: a dry run. Its token, given to :meth:`carry_out`, acts on those of these that still match then."""
-        if act not in set(Act):
-            raise ConfigurationError(f"there is no act {act!r}: use {', '.join(Act)}")
+        if not isinstance(act, str) or act not in set(Act):
+            raise ConfigurationError(f"there is no act {given.shown(act)}: use {', '.join(Act)}")
         return self._bulk.plan(Act(act), where or TaskFilter())
 
+    @given.checked(token=_CURSOR, reason=given.words, act=given.a(Act, optional=True), progress=given.function)
     def carry_out(
         self, token: str, *, reason: str = "", act: Act | None = None, progress: Callable[[OperationRow], None] = lambda _: None
     ) -> OperationRow:
@@ -339,22 +355,27 @@ class Tasks(OpenedNamespace):
         """
         return self._bulk.carry_out(token, reason, act, progress)
 
+    @given.checked(limit=given.ROWS)
     def operations(self, limit: int = 50) -> Sequence[OperationRow]:
         """The newest retries by hand and acts on many: who, why, how far."""
         return self._bulk.operations(limit)
 
+    @given.checked(task=given.a(TaskRow), reason=given.reason)
     def review_done(self, task: TaskRow, *, result: Any = None, reason: str) -> None:
         """Decide a review: what it was to do has been done. ``task``: as it was read; raises ReviewConflict when it has changed since, TaskNotFound for one of elsewhere."""
         self._decide(task, reason, done=True, result=encode_result(result))
 
+    @given.checked(task=given.a(TaskRow), reason=given.reason)
     def review_failed(self, task: TaskRow, *, reason: str) -> None:
         """Decide a review: it has not been done, and will not be."""
         self._decide(task, reason)
 
+    @given.checked(task=given.a(TaskRow), reason=given.reason)
     def review_retry(self, task: TaskRow, *, reason: str) -> Receipt:
         """Decide a review: it has not been done, a new linked task does it. Say in ``reason`` why it is safe."""
         return self._succeeded(task, linked_retry(task, self._ids.new("task", 10), origin="review", actor=self._actor), reason)
 
+    @given.checked(task=given.a(TaskRow), reason=given.reason)
     def review_compensate(
         self,
         task: TaskRow,
@@ -380,13 +401,18 @@ class Tasks(OpenedNamespace):
     def _decide(
         self, task: TaskRow, reason: str, *, done: bool = False, result: str = "", successor: NewTask | None = None
     ) -> Receipt | None:
-        if not isinstance(reason, str) or not reason.strip():
-            raise ConfigurationError("a review's decision needs a reason: it is kept with the task")
         if task.namespace != self.namespace:
             raise TaskNotFound(f"there is no task {task.id!r} in namespace {self.namespace!r}")
         answer = self._run(
             lambda tx: settling.review(
-                tx, task.id, task.rev, done=done, result=result, reason=reason, actor=self._actor or "unnamed", successor=successor
+                tx,
+                task.id,
+                task.rev,
+                done=done,
+                result=result,
+                reason=storable(reason),
+                actor=self._actor or "unnamed",
+                successor=successor,
             )
         )
         if isinstance(answer, settling.ReviewRefused):

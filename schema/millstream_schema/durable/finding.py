@@ -12,17 +12,15 @@ from typing import Any
 
 import msgspec
 
+from .. import given
 from ..canonical import fingerprint
 from ..errors import ConfigurationError, TokenRefused
-from .requests import LONGEST_KEY
 from .states import AMISS, HELD, TaskState
 from .tokens import Seal
 
 CURSOR_VERSION = 2
 OLDEST_CURSOR = 1
 LARGEST_PAGE = 1_000
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,15 +44,14 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError."""
-        wrong = [f"there is no state {s!r}: use {', '.join(TaskState)}" for s in self.states if s not in set(TaskState)]
+        wrong = [f"there is no state {given.shown(s)}: use {', '.join(TaskState)}" for s in self.states if s not in set(TaskState)]
         for name in ("created_from", "created_until", "settled_from", "settled_until"):
             moment = getattr(self, name)
-            if moment is not None and (not isinstance(moment, dt.datetime) or moment.utcoffset() is None):
-                wrong.append(f"{name} {moment!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+            if moment is not None and (said := given.instant(moment)):
+                wrong.append(f"{name} {said}")
         for name in ("handler", "queue", "business_key", "origin", "error_class", "retry_of"):
-            text = getattr(self, name)
-            if not isinstance(text, str) or len(text) > LONGEST_KEY or "\x00" in text:
-                wrong.append(f"{name} must be text of at most {LONGEST_KEY} characters, not {text!r:.80}")
+            if said := given.text(getattr(self, name)):
+                wrong.append(f"{name} {said}")
         if wrong:
             raise ConfigurationError("; ".join(wrong))
 
@@ -92,7 +89,7 @@ def walk_of(f: TaskFilter) -> Walk:
 
 def micros(moment: dt.datetime | None, otherwise: int) -> int:
     """UTC µs."""
-    return otherwise if moment is None else (moment - _EPOCH) // _MICROSECOND
+    return otherwise if moment is None else given.micros(moment)
 
 
 LAST = 2**62

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from .. import given
 from ..errors import ConfigurationError
 from .records import PermitRow, TaskRow
 
@@ -83,9 +84,9 @@ _RATE = re.compile(r"([1-9][0-9]{0,5})/([smh])\Z")
 
 def rate_of(text: str) -> tuple[int, int]:
     """``"100/m"`` as 100 and a minute's µs. Raises ConfigurationError."""
-    found = _RATE.match(text)
+    found = _RATE.match(text) if isinstance(text, str) else None
     if not found:
-        raise ConfigurationError(f"rate {text!r} must be a whole number per second, minute or hour, e.g. 10/s, 100/m or 5/h")
+        raise ConfigurationError(f"rate {given.shown(text)} must be a whole number per second, minute or hour, e.g. 10/s, 100/m or 5/h")
     return int(found[1]), PERIODS[found[2]]
 
 

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 from cronsim import CronSim, CronSimError
 
+from .. import given
 from ..errors import ScheduleInvalid
 
 SECOND: Final = 1_000_000
@@ -138,7 +139,7 @@ def _sim(text: str, at: dt.datetime) -> CronSim:
     except (CronSimError, ValueError, IndexError, TypeError, AssertionError) as exc:  # the latter for mixtures such as 5L/2
         what = str(exc).lower() if isinstance(exc, CronSimError) else "not a cron expression"
         raise ScheduleInvalid(
-            f"cron {text!r}: {what}: write minute hour day-of-month month day-of-week, with seconds in front if there are six fields"
+            f"cron {given.shown(text)}: {what}: write minute hour day-of-month month day-of-week, with seconds in front if there are six fields"
         ) from None
 
 
@@ -155,7 +156,7 @@ def zone_of(name: str) -> dt.tzinfo:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as exc:
         raise ScheduleInvalid(
-            f"time zone {name!r} is not known here: give an IANA name, e.g. Europe/Berlin ({type(exc).__name__})"
+            f"time zone {given.shown(name)} is not known here: give an IANA name, e.g. Europe/Berlin ({type(exc).__name__})"
         ) from None
 
 

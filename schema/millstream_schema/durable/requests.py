@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from .. import given
 from ..canonical import canonical_json, fingerprint
 from ..errors import CodecError, TaskInvalid
-from ..reasons import storable
 from ..values import TypeRegistry, decode_column, encode_column
 from .records import NewTask, Policy
 from .states import Effects
@@ -30,8 +31,6 @@ OPTION_NAMES = frozenset({
     "args", "kwargs", "options", "key", "business_key", "delay", "due_at", "start_by", "deadline", "priority", "queue", "permit", "session",
 })  # fmt: skip
 """What ``submit`` and its like call their own options: a handler's parameter of such a name would be taken for one."""
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class HandlerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +56,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     business_key: str = ""
     permit: str = ""
     expires_at: dt.datetime | None = None
+
+
+def require_options(options: object) -> None:
+    """Raises TaskInvalid."""
+    given.require("options", options, given.a(Options), TaskInvalid)
+
+
+def plain_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position and by name. Raises TaskInvalid."""
+    if not isinstance(args, list | tuple):
+        raise TaskInvalid(f"args must be a list of the arguments by position, not {given.shown(args)}")
+    if not isinstance(kwargs, Mapping) or not all(map(given.is_text, kwargs)):
+        raise TaskInvalid(f"kwargs must be a dict of arguments by their names, not {given.shown(kwargs)}")
+    return tuple(args), dict(kwargs)
 
 
 def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -96,14 +109,14 @@ def decode_result(text: str) -> Any:
 
 def digest(handler: str, arguments: str, options: Options) -> str:
     """What makes two requests the same: handler, arguments and options as given, by a numbered rule. Equal sets and dicts are one, and so are 5 and 5.0 seconds."""
-    given = {}
+    said = {}
     for name, value in msgspec.to_builtins(options).items():
         if not name.endswith("_s"):
-            given[name] = value
+            said[name] = value
         elif value:
-            given[name] = float(value)
+            said[name] = float(value)
     types, items = msgspec.json.decode(arguments)
-    return f"{DIGEST_RULE}:{fingerprint([handler, types, [_sorted(item) for item in items], given])}"
+    return f"{DIGEST_RULE}:{fingerprint([handler, types, [_sorted(item) for item in items], said])}"
 
 
 def _sorted(node: Any) -> Any:
@@ -122,7 +135,7 @@ def new_task(
     spec: HandlerSpec, namespace: str, task_id: str, key: str, arguments: str, options: Options, *, permit: str, actor: str, origin: str
 ) -> NewTask:
     """The complete request. ``permit``: the handler's, filled in; one in the options wins. Raises TaskInvalid, naming what is wrong with which option."""
-    permit = options.permit or permit
+    permit = permit if options.permit == "" else options.permit
     problems = _problems(spec, namespace, key, permit, options)
     if problems:
         raise TaskInvalid("; ".join(problems))
@@ -140,22 +153,22 @@ def new_task(
 def _problems(spec: HandlerSpec, namespace: str, key: str, permit: str, options: Options) -> list[str]:
     found = []
     if not NAME.match(namespace):
-        found.append(f"namespace {namespace!r} must match {NAME.pattern}")
+        found.append(f"namespace {given.shown(namespace)} must match {NAME.pattern}")
     if not HANDLER.match(spec.name):
-        found.append(f"handler {spec.name!r} must match {HANDLER.pattern}")
-    if not NAME.match(options.queue or spec.queue):
-        found.append(f"queue {options.queue or spec.queue!r} must match {NAME.pattern}")
+        found.append(f"handler {given.shown(spec.name)} must match {HANDLER.pattern}")
+    if options.queue != "" and (said := given.named(NAME)(options.queue)):
+        found.append(f"queue {said}")
     for name, text in (("key", key), ("business_key", options.business_key), ("permit", permit)):
-        if not isinstance(text, str) or len(text) > LONGEST_KEY or storable(text) != text:
-            found.append(f"{name} must be text of at most {LONGEST_KEY} characters without NUL and half characters, not {text!r:.80}")
+        if said := given.text(text):
+            found.append(f"{name} {said}")
     if type(options.priority) is not int or options.priority not in PRIORITIES:
-        found.append(f"priority must be between {PRIORITIES[0]} and {PRIORITIES[-1]}, not {options.priority}")
+        found.append(f"priority must be between {PRIORITIES[0]} and {PRIORITIES[-1]}, not {given.shown(options.priority)}")
     for name, seconds in (("delay", options.delay_s), ("start_by", options.start_by_s), ("deadline", options.deadline_s)):
-        if not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_S:
-            found.append(f"{name} must be a number between 0 and {LONGEST_DELAY_S} seconds, not {seconds!r}")
+        if not given.is_number(seconds) or not 0 <= seconds <= LONGEST_DELAY_S:
+            found.append(f"{name} must be a number between 0 and {LONGEST_DELAY_S} seconds, not {given.shown(seconds)}")
     for name, instant in (("due_at", options.due_at), ("expires_at", options.expires_at)):
-        if instant is not None and (not isinstance(instant, dt.datetime) or instant.utcoffset() is None):
-            found.append(f"{name} {instant!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+        if instant is not None and (said := given.instant(instant)):
+            found.append(f"{name} {said}")
     if options.due_at is not None and options.delay_s:
         found.append("delay and due_at exclude each other: give one")
     if options.expires_at is not None and options.start_by_s:
@@ -165,4 +178,4 @@ def _problems(spec: HandlerSpec, namespace: str, key: str, permit: str, options:
 
 def _instant(moment: dt.datetime | None) -> int:
     """UTC µs; 0: none."""
-    return 0 if moment is None else (moment - _EPOCH) // _MICROSECOND
+    return 0 if moment is None else given.micros(moment)

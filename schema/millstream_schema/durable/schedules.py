@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from .. import given
 from ..errors import ScheduleInvalid
 from .records import NewTask
 from .recurrence import SECOND, Interval, Spec, check, instants, next_after
@@ -207,8 +208,8 @@ def check_definition(name: str, spec: Spec, rules: Rules) -> None:
     """Raises ScheduleInvalid, naming everything that is wrong."""
     check(spec)
     found = []
-    if not NAME.match(name):
-        found.append(f"name {name!r} must match {NAME.pattern}")
+    if said := given.named(NAME)(name):
+        found.append(f"name {said}")
     if not 1 <= rules.limit <= LARGEST_LIMIT:
         found.append(f"the limit of catch_up must be between 1 and {LARGEST_LIMIT}, not {rules.limit}")
     if not SECOND <= rules.window_us <= LONGEST_WINDOW_US:
@@ -220,7 +221,7 @@ def check_definition(name: str, spec: Spec, rules: Rules) -> None:
     if not SECOND <= rules.tolerance_us <= LONGEST_TOLERANCE_US:
         found.append("tolerance must be between 1 second and a day")
     if found:
-        raise ScheduleInvalid(f"schedule {name!r}: " + "; ".join(found))
+        raise ScheduleInvalid(f"schedule {given.shown(name)}: " + "; ".join(found))
 
 
 def jitter(namespace: str, name: str, instant_us: int, most_us: int) -> int:

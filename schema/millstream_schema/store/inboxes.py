@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
+from .. import given
 from ..errors import ConfigurationError
 from .callers import Caller, Home
 from .columns import big, ident
@@ -27,14 +28,13 @@ _SEPARATOR = "/"
 
 @cache
 def inbox_table(name: str) -> sa.Table:
-    """One row for each delivery whose effects are in. Raises ConfigurationError for what is no SQL identifier."""
-    if not _NAME.match(name):
-        raise ConfigurationError(f"inbox table {name!r} must match {_NAME.pattern}")
+    """One row for each delivery whose effects are in."""
     return sa.Table(name, sa.MetaData(), sa.Column("id", ident(130), primary_key=True), big("accepted_us"))
 
 
 def home(name: str) -> Home:
-    """What a consumer's session must lead to."""
+    """What a consumer's session must lead to. Raises ConfigurationError for what is no SQL identifier."""
+    given.require("inbox table", name, given.named(_NAME))
     table = inbox_table(name)
     missing = f"the session's database has no inbox: there is no table {name}: create it once with Inbox.create(session)"
     return Home(tables=tables(), known_by=table, written=table, missing=lambda _: ConfigurationError(missing))

@@ -6,14 +6,24 @@ Filled when a user's module is imported, passed down from there. What must never
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import pydantic
 
+from millstream_schema import given
 from millstream_schema.durable.catalogue import HandlerEntry, Parameter, entry
 from millstream_schema.durable.records import NewTask
-from millstream_schema.durable.requests import OPTION_NAMES, HandlerSpec, Options, encode_arguments, new_task
+from millstream_schema.durable.requests import (
+    HANDLER,
+    OPTION_NAMES,
+    HandlerSpec,
+    Options,
+    encode_arguments,
+    new_task,
+    plain_call,
+    require_options,
+)
 from millstream_schema.durable.schedules import Declaration
 from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
 
@@ -45,7 +55,7 @@ class Form:
         namespace: str,
         task_id: str,
         key: str,
-        args: tuple[Any, ...],
+        args: Sequence[Any],
         kwargs: Mapping[str, Any],
         options: Options,
         *,
@@ -53,7 +63,8 @@ class Form:
         origin: str,
     ) -> NewTask:
         """A complete request for this handler. Raises TaskInvalid naming everything that does not fit."""
-        bound = self._checked(args, kwargs)
+        require_options(options)
+        bound = self._checked(*plain_call(args, kwargs))
         permit = ""
         if self.spec.permit and not options.permit:
             try:
@@ -177,6 +188,11 @@ def _dataclass(kind: Any) -> bool:
     return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__total__")
 
 
+def require_name(handler: object) -> None:
+    """Raises UnknownHandler for what can be no handler's name."""
+    given.require("handler", handler, given.named(HANDLER), UnknownHandler)
+
+
 class HandlerRegistry:
     """Handlers by name, and the schedules declared beside them. ``databases``: their users' own, for ``ctx.transaction(name)``."""
 
@@ -198,6 +214,7 @@ class HandlerRegistry:
 
     def get(self, name: str) -> Handler:
         """Raises UnknownHandler."""
+        require_name(name)
         found = self._handlers.get(name)
         if found is None:
             known = ", ".join(sorted(self._handlers)) or "none"

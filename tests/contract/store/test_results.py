@@ -241,7 +241,7 @@ def test_what_makes_up_for_a_task_in_review_is_submitted_with_the_decision(store
     with pytest.raises(UnknownHandler):
         tasks.review_compensate(seen, "nobody-knows-it", reason="x")
     before = every(store.db)
-    with pytest.raises(ConfigurationError, match="needs a reason"):
+    with pytest.raises(ConfigurationError, match="says why"):
         tasks.review_compensate(seen, refund, (1,), reason=" ")
     assert every(store.db) == before
     made = tasks.review_compensate(seen, refund, (1,), reason="the customer was charged twice")
