@@ -30,42 +30,43 @@ from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.records import Policy
 from millstream_schema.errors import ConfigurationError, MillstreamError, ScheduleInvalid, TaskInvalid, UnknownHandler
 from millstream_schema.store import outboxes
+from millstream_schema.store.outbox_table import outbox_table
 
 HUGE, NAN, INF = "x" * 1_000_000, float("nan"), float("inf")
 UTC = dt.UTC
 PAST = dt.datetime(2020, 1, 1, tzinfo=UTC)
-TORN = ["a\0b", "\ud800", HUGE]
-NO_TEXT = [None, 5, True, 1.5, b"x", [], {}, object()]
-NAME = [*NO_TEXT, *TORN, "", "a b", "x" * 201]
-ID = [*NO_TEXT, *TORN, "", "nobody", "a b", "' OR 1=1 --", "foreign"]
-TEXT = [*NO_TEXT, *TORN]
-OPTIONAL_NAME = [*TEXT, "a b", "x" * 201]
-REASON = [*NO_TEXT, "", " \n"]
-LIMIT = [None, "5", True, 0, -1, 1.5, NAN, INF, 10**30, []]
-SECONDS = ["1", True, -1, NAN, INF, 1e300, 10**30, [], dt.timedelta(seconds=1)]
-NEEDED_SECONDS = [None, *SECONDS]
-INSTANT = [5, "2030-01-01", True, dt.date(2030, 1, 1), dt.datetime(2030, 1, 1), dt.datetime.min.replace(tzinfo=UTC),
+TORN: list[Any] = ["a\0b", "\ud800", HUGE]
+NO_TEXT: list[Any] = [None, 5, True, 1.5, b"x", [], {}, object()]
+NAME: list[Any] = [*NO_TEXT, *TORN, "", "a b", "x" * 201]
+ID: list[Any] = [*NO_TEXT, *TORN, "", "nobody", "a b", "' OR 1=1 --", "foreign"]
+TEXT: list[Any] = [*NO_TEXT, *TORN]
+OPTIONAL_NAME: list[Any] = [*TEXT, "a b", "x" * 201]
+REASON: list[Any] = [*NO_TEXT, "", " \n"]
+LIMIT: list[Any] = [None, "5", True, 0, -1, 1.5, NAN, INF, 10**30, []]
+SECONDS: list[Any] = ["1", True, -1, NAN, INF, 1e300, 10**30, [], dt.timedelta(seconds=1)]
+NEEDED_SECONDS: list[Any] = [None, *SECONDS]
+INSTANT: list[Any] = [5, "2030-01-01", True, dt.date(2030, 1, 1), dt.datetime(2030, 1, 1), dt.datetime.min.replace(tzinfo=UTC),
            dt.datetime.max.replace(tzinfo=UTC), dt.datetime.max.replace(tzinfo=dt.timezone(-dt.timedelta(hours=12)))]  # fmt: skip
-TOKEN = [*NO_TEXT, *TORN, "abc", "ä", "A" * 5_000, "A" * 64]
+TOKEN: list[Any] = [*NO_TEXT, *TORN, "abc", "ä", "A" * 5_000, "A" * 64]
 SESSION: list[Any] = [5, True, "x", [], object()]
-OPTIONS = [5, "x", {}, [], True]
-ARGUMENTS = [5, None, "ab", b"ab", {}, [object()], ["\ud800"], [1, HUGE], ["no number"], [1, 2, 3]]
-NAMED = [5, "x", [1], {1: 2}, {"a": object()}, {"nobody": 1}, {"\ud800": 1}, {"a": "x"}]
-ACT = [None, 5, True, [], {}, "", "explode", HUGE]
-FILTER = [5, "x", {}, [], True]
-CALL = [5, "x", []]
-FLAG = [None, 5, "x", []]
-RATE = [5, True, 1.5, b"1/s", [], *TORN, "", "0/s", "-1/s", "1", "1/d", "nan/s", "9" * 50 + "/s"]
-SPAN = [5, "1d", True, [], dt.timedelta(0), dt.timedelta(seconds=-1), dt.timedelta.max]
-WHEN = [None, 5, True, 1.5, b"x", [], *TORN, "", "never", "* * * *", "99 * * * *", dt.timedelta(0), dt.timedelta(seconds=-1), dt.timedelta.max,
+OPTIONS: list[Any] = [5, "x", {}, [], True]
+ARGUMENTS: list[Any] = [5, None, "ab", b"ab", {}, [object()], ["\ud800"], [1, HUGE], ["no number"], [1, 2, 3]]
+NAMED: list[Any] = [5, "x", [1], {1: 2}, {"a": object()}, {"nobody": 1}, {"\ud800": 1}, {"a": "x"}]
+ACT: list[Any] = [None, 5, True, [], {}, "", "explode", HUGE]
+FILTER: list[Any] = [5, "x", {}, [], True]
+CALL: list[Any] = [5, "x", []]
+FLAG: list[Any] = [None, 5, "x", []]
+RATE: list[Any] = [5, True, 1.5, b"1/s", [], *TORN, "", "0/s", "-1/s", "1", "1/d", "nan/s", "9" * 50 + "/s"]
+SPAN: list[Any] = [5, "1d", True, [], dt.timedelta(0), dt.timedelta(seconds=-1), dt.timedelta.max]
+WHEN: list[Any] = [None, 5, True, 1.5, b"x", [], *TORN, "", "never", "* * * *", "99 * * * *", dt.timedelta(0), dt.timedelta(seconds=-1), dt.timedelta.max,
         dt.date(2030, 1, 1), dt.datetime(2030, 1, 1)]  # fmt: skip
-IDS = [*NO_TEXT, *TORN, "", "nobody", "foreign"]
+IDS: list[Any] = [*NO_TEXT, *TORN, "", "nobody", "foreign"]
 Where = Mapping[str, list[Any]]
-OPTIONS_OF_ONE = {
+OPTIONS_OF_ONE: Where = {
     "key": TEXT, "business_key": TEXT, "delay": NEEDED_SECONDS, "due_at": INSTANT, "start_by": NEEDED_SECONDS, "deadline": NEEDED_SECONDS, "permit": TEXT,
     "priority": [None, "1", True, 1.5, NAN, INF, 10**30, -(10**30), []], "queue": [*TEXT, "a b", "nobody"],
 }  # fmt: skip
-TERMS = {
+TERMS: Where = {
     "zone": [*NO_TEXT, *TORN, "", "Mars/Olympus", "../../etc/passwd"], "gap": NAME, "fold": NAME, "misfire": NAME, "overlap": NAME,
     "jitter": NEEDED_SECONDS, "tolerance": NEEDED_SECONDS, "nobody": [1],
 }  # fmt: skip
@@ -142,8 +143,8 @@ SCHEDULES = {
     "delete": Case({"name": "s"}, {"name": ID, "reason": NO_TEXT}),
     "close": NOTHING,
 }  # fmt: skip
-BURST = ["1", True, 0, -1, 1.5, NAN, INF, 10**30, []]
-GATED = {"queue": NAME, "handler": [n for n in NAME if n]}
+BURST: list[Any] = ["1", True, 0, -1, 1.5, NAN, INF, 10**30, []]
+GATED: Where = {"queue": NAME, "handler": [n for n in NAME if n]}
 QUEUES = {
     "pause": Case({"queue": "q", "reason": "r"}, {**GATED, "reason": REASON}),
     "resume": Case({"queue": "q"}, GATED),
@@ -203,7 +204,7 @@ INBOX = {
     "purge": Case({"session": "session", "subscriptions": "subscriptions"},
                   {"session": [None, *SESSION], "subscriptions": [None, 5, "x"], "older_than": [None, *SPAN[:-1]], "limit": LIMIT}),
 }  # fmt: skip
-WAITED = {"timeout": SECONDS, "interval": [0, *SECONDS], "propagate": [], "callback": [1], "nobody": [1]}
+WAITED: Where = {"timeout": SECONDS, "interval": [0, *SECONDS], "propagate": [], "callback": [1], "nobody": [1]}
 RESULT = {
     "get": Case({"timeout": 0.0}, {**WAITED, "follow": [], "disable_sync_subtasks": []}),
     "wait": Case({"timeout": 0.0}, WAITED),
@@ -261,7 +262,7 @@ class Scene:
 
     def rows(self) -> dict[str, list[Any]]:
         """Everything that is stored."""
-        outbox = [outboxes.outbox_table(self.db.tables.prefix)]
+        outbox = [outbox_table(self.db.tables.prefix)]
         return self.db.read(lambda tx: {t.name: tx.rows(t.select()) for t in [*self.db.tables.metadata.sorted_tables, *outbox]})
 
     def close(self) -> None:
@@ -339,7 +340,7 @@ def done_or_too_late(scene: Scene, client: type, name: str) -> None:
         assert str(exc)
 
 
-CLIENTS = {"namespace": NAME, "actor": NO_TEXT}
+CLIENTS: Where = {"namespace": NAME, "actor": NO_TEXT}
 CONSTRUCTORS: dict[type, Where] = {
     Tasks: CLIENTS, Schedules: CLIENTS, Queues: CLIENTS, Permits: CLIENTS, Subscriptions: CLIENTS,
     Outbox: {"target": [*TEXT, ""], "namespace": NAME, "prefix": NAME, "actor": NO_TEXT, "wait": NEEDED_SECONDS},
