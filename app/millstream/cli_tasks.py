@@ -11,6 +11,7 @@ from rich.table import Table
 
 from millstream_schema.durable.explaining import conflicts
 from millstream_schema.durable.finding import TaskFilter
+from millstream_schema.durable.progress import NoteRow, told
 from millstream_schema.durable.records import AttemptRow, TaskRow
 from millstream_schema.durable.requests import Options, decode_arguments, decode_result
 from millstream_schema.durable.states import TaskState
@@ -93,18 +94,35 @@ def _show(page: Page) -> None:
 def show(ctx: typer.Context, task: TaskId, as_json: JsonFlag = False) -> None:
     """All that is known of a task, with its attempts."""
     with ctx.obj.tasks() as tasks:
-        row, attempts, why = tasks.get(task), tasks.attempts(task), tasks.why(task)
+        row, attempts, why, progress, notes = (
+            tasks.get(task),
+            tasks.attempts(task),
+            tasks.why(task),
+            tasks.progress(task),
+            tasks.notes(task),
+        )
     args, kwargs = decode_arguments(row.args)
     found = {
         **line(row), "why": why, "args": repr(args), "kwargs": repr(kwargs), "result": repr(decode_result(row.result)) if row.result else None,
         "effects": row.effects.value, "fence": row.fence, "session": row.session, "attempts": [_attempt(a, row) for a in attempts],
+        "progress": msgspec.to_builtins(progress), "notes": [_noted(n) for n in notes],
     }  # fmt: skip
     if as_json:
         formatting.show_json(found)
     else:
-        formatting.show("\n".join(f"{k:14} {v}" for k, v in found.items() if k != "attempts" and v not in ("", None)))
+        formatting.show(
+            "\n".join(f"{k:14} {v}" for k, v in found.items() if k not in ("attempts", "progress", "notes") and v not in ("", None))
+        )
         for a in attempts:
             formatting.show(_evidence(a, row))
+        for p in progress:
+            formatting.show(f"  attempt {p.fence}: {told(p)}, {formatting.moment(p.at_us)}")
+        for n in notes:
+            formatting.show(f"  attempt {n.fence}: {one_line(' '.join((n.text, n.fields)))}, {formatting.moment(n.at_us)}")
+
+
+def _noted(note: NoteRow) -> dict[str, Any]:
+    return {**msgspec.to_builtins(note), "fields": msgspec.json.decode(note.fields) if note.fields else {}}
 
 
 def _evidence(a: AttemptRow, task: TaskRow) -> str:

@@ -19,6 +19,7 @@ from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
 from millstream_schema.durable.outcomes import Reported
+from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask
 from millstream_schema.hints import NoHints
 from millstream_schema.ports import SystemChance, SystemClock, SystemIds
@@ -89,7 +90,7 @@ class TaskProcess:
         boot = TaskBoot(
             handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS), i.database, i.table_prefix, i.idle_in_transaction_ms
         )
-        self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set)
+        self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set, self._told)
         settings = HostSettings(
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
             poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
@@ -155,6 +156,9 @@ class TaskProcess:
 
     def _ended(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:
         self._host.ended(task, fence, outcome, submits, seconds)
+
+    def _told(self, task: str, fence: int, said: Told) -> None:
+        self._host.told(task, fence, said)
 
     def _step(self) -> None:
         """A failing step is logged and tried again: the loop never dies silently."""

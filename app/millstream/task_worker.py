@@ -19,6 +19,7 @@ from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
 from millstream_schema.durable.outcomes import Reported
+from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.hints import NoHints
@@ -75,7 +76,7 @@ class TaskWorker:
         self._databases = HandlerDatabases(
             inst.database, inst.table_prefix, inst.idle_in_transaction_ms, clock, self._handlers.registry.databases
         )
-        self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended, self._databases)
+        self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended, self._databases, self._told)
         settings = HostSettings(
             name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,
             margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, slots=self._slots, prefetch=self._slots * 50,
@@ -120,6 +121,9 @@ class TaskWorker:
     def _ended(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:
         self._host.ended(task, fence, outcome, submits, seconds)
         self._wake.set()
+
+    def _told(self, task: str, fence: int, said: Told) -> None:
+        self._host.told(task, fence, said)
 
     def _serve(self) -> None:
         host = self._host

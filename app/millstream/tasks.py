@@ -17,6 +17,7 @@ from millstream_schema import given
 from millstream_schema.durable.bulk import Act, OperationRow, compensation, linked_retry
 from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
+from millstream_schema.durable.progress import NoteRow, ProgressRow
 from millstream_schema.durable.records import AttemptRow, NewTask, Receipt, TaskRow
 from millstream_schema.durable.requests import Options, encode_result, require_options
 from millstream_schema.durable.states import TaskState
@@ -31,7 +32,7 @@ from millstream_schema.errors import (
 )
 from millstream_schema.ports import Clock, Ids, SystemIds
 from millstream_schema.reasons import storable
-from millstream_schema.store import explaining, settling, tasks
+from millstream_schema.store import explaining, progress, settling, tasks
 from millstream_schema.store.database import Database, Transaction
 from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
 
@@ -301,6 +302,16 @@ class Tasks(OpenedNamespace):
         """Its ended attempts and what was reported too late, oldest first. Raises TaskNotFound."""
         self.get(task)
         return self.database.read(lambda tx: tasks.attempts(tx, task))
+
+    def progress(self, task: str) -> Sequence[ProgressRow]:
+        """How far each of its attempts has come, as it told by ``ctx.progress``, oldest first; one that told nothing has none. Raises TaskNotFound."""
+        self.get(task)
+        return self.database.read(lambda tx: progress.of_task(tx, task))
+
+    def notes(self, task: str) -> Sequence[NoteRow]:
+        """What its attempts have kept by ``ctx.note``, oldest first. Raises TaskNotFound."""
+        self.get(task)
+        return self.database.read(lambda tx: progress.notes_of_task(tx, task))
 
     @given.checked(task=given.either(given.a(Receipt), given.text))
     def result(self, task: str | Receipt) -> TaskResult:

@@ -140,6 +140,8 @@ TABLES: Mapping[str, str] = {
     "task": "Durable tasks, one row each from acceptance to its end: request, state, fence and claim token, what it waits for, result. "
     "`(namespace, handler, key)` is unique; `ready_lane`, `wake_us` and `blocked_by` are set only for those that can be claimed, wait for an instant, or are blocked.",
     "attempt": "How attempts ended, and what was reported after another end had been settled (`late`).",
+    "progress": "How far an attempt said it was, last: one row each, written beside its session's heartbeats and ends. Goes with its task.",
+    "note": "What attempts have noted while they ran, for people; at most 100 each. Goes with its task.",
     "permit": "Resources that at most `capacity` tasks use at once, and the sequence their attempts are numbered from.",
     "subscription": "Who wants to know how tasks end: filters, how deliveries are handed out, how far it has caught up with what was ending when it was made. "
     "`seq` follows the order of commits; `live_name` is unique: one live subscription a name.",

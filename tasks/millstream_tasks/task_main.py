@@ -23,8 +23,9 @@ from millstream_schema.ports import SystemClock, SystemIds
 
 from .durable.databases import HandlerDatabases
 from .durable.execution import execute
-from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Settled, Until, decode_boot, decode_to_child, encode
+from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Said, Settled, Until, decode_boot, decode_to_child, encode
 from .durable.handlers import HandlerRegistry
+from .durable.progress import Telling
 from .durable.surroundings import Surroundings
 from .shell.wire import pack, receive
 
@@ -73,6 +74,7 @@ class Control:
         self._told: set[tuple[str, int]] = set()
         self._deadline = 0.0
         self._busy = False
+        self._telling: Telling | None = None
         self.runs: queue.SimpleQueue[Run] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -82,11 +84,11 @@ class Control:
     def asked(self, task: str, fence: int) -> bool:
         return (task, fence) in self._told
 
-    def busy(self, run: Run) -> None:
-        self._busy = True
+    def busy(self, run: Run, telling: Telling) -> None:
+        self._busy, self._telling = True, telling
 
     def idle(self, run: Run) -> None:
-        self._busy = False
+        self._busy, self._telling = False, None
         self._told.discard((run.task.id, run.task.fence))
 
     def _listen(self) -> None:
@@ -106,6 +108,9 @@ class Control:
         while not pause.wait(self._beat):
             if self._busy:
                 self._pipe.send(Beat())
+                telling = self._telling
+                if telling is not None:
+                    telling.flush()
             if self._busy and self._deadline and self._clock.monotonic() >= self._deadline:
                 os._exit(EXIT_LEASE)
 
@@ -136,7 +141,8 @@ def main(argv: list[str] | None = None) -> int:
     while True:
         run = control.runs.get()
         task = run.task
-        control.busy(run)
+        telling = Telling(clock, lambda told, t=task: pipe.send(Said(t.id, t.fence, told)))  # type: ignore[misc]
+        control.busy(run, telling)
         pipe.send(Began(task.id, task.fence))
         began = clock.monotonic()
         around = Surroundings(
@@ -146,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
             databases=databases,
             committed=lambda t=task, b=began: pipe.send(Settled(t.id, t.fence, clock.monotonic() - b)),  # type: ignore[misc]
             wait=pause.wait,
+            telling=telling,
         )
         outcome, submits = execute(task, registry, around)
         control.idle(run)

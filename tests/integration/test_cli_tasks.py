@@ -18,6 +18,7 @@ from millstream.installation import Installation
 from millstream.task_worker import TaskWorker
 from millstream.tasks import Tasks
 from millstream_schema.errors import TaskFailed
+from millstream_tasks.durable.context import TaskContext
 from millstream_tasks.durable.verbs import NeedsReview
 
 SECONDS = 20
@@ -25,7 +26,7 @@ LINE = {
     "id", "namespace", "handler", "key", "queue", "state", "cause", "reason", "starts", "failures", "created_us", "settled_us", "business_key",
     "retry_of", "superseded_by", "origin", "error_class",
 }  # fmt: skip
-SHOWN = LINE | {"why", "args", "kwargs", "result", "effects", "fence", "session", "attempts"}
+SHOWN = LINE | {"why", "args", "kwargs", "result", "effects", "fence", "session", "attempts", "progress", "notes"}
 
 
 class Program(CommandLine):
@@ -63,7 +64,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
         return "held"
 
     @handlers.task(name="refuse", effects="idempotent", attempts=1)
-    def refuse() -> None:
+    def refuse(ctx: TaskContext) -> None:
+        ctx.progress(3, 4, "rows")
+        ctx.note("the last\none", account=7)
         raise ValueError("no such\naccount")
 
     @handlers.task(name="pay")
@@ -117,6 +120,8 @@ def test_show_tells_all_of_a_task(program: Program) -> None:
     assert "no such account" in found["reason"] and found["attempts"][0]["late"] is False
     text = program.done("tasks", "show", failed)
     assert failed in text and "attempt" in text and "no such account" in text
+    assert "attempt 1: 3 of 4 done (rows)" in text and 'attempt 1: the last one {"account":7}' in text
+    assert (found["progress"][0]["done"], found["notes"][0]["fields"]) == (3.0, {"account": 7})
 
 
 def test_why_is_one_line(program: Program) -> None:

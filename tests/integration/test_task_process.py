@@ -85,6 +85,15 @@ def moves(ctx, word: str, seconds: float) -> None:
         tx.result(word)
     note(f"behind {word} {n}")
 
+@handlers.task(name="tells")
+def tells(ctx) -> None:
+    for i in range(20_000):
+        ctx.progress(i + 1, 20_000, "rows")
+    ctx.note("counted", rows=20_000)
+    while not NOTES.with_name("die").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
 @handlers.task(name="obeys", effects="idempotent")
 def obeys(ctx) -> str:
     note("began obeys")
@@ -295,6 +304,21 @@ def test_an_attempt_past_its_limit_is_told_and_then_killed(rig: Rig) -> None:
     assert rig.noted("left 0.0")
     assert [a.outcome for a in rig.tasks.attempts(polite)] == ["Overran"] and [a.outcome for a in rig.tasks.attempts(rude)] == ["Killed"]
     assert "limit" in rig.tasks.get(rude).reason
+
+
+def test_what_a_handler_says_is_seen_while_it_runs_and_kept_when_its_process_dies(rig: Rig) -> None:
+    """However often it says something; in review it is evidence."""
+    rig.worker(processes=1)
+    task = rig.tasks.submit("tells").task
+    until(lambda: bool(rig.tasks.notes(task)), "the note")
+    (note,), (far,) = rig.tasks.notes(task), rig.tasks.progress(task)
+    assert rig.tasks.get(task).state is TaskState.RUNNING
+    assert (note.text, note.fields, far.done, far.number, far.fence) == ("counted", '{"rows":20000}', 20_000, 20_000, note.fence)
+    assert "; 20000 of 20000 done (rows), told " in rig.tasks.why(task)
+    rig.notes.with_name("die").touch()
+    assert rig.ended(task) is TaskState.UNKNOWN
+    assert "; 20000 of 20000 done (rows), told " in rig.tasks.why(task)
+    assert note in rig.tasks.notes(task)
 
 
 def test_which_errors_are_tried_again_is_decided_by_their_class_in_the_handlers_process(rig: Rig) -> None:

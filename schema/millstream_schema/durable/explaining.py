@@ -12,6 +12,7 @@ import msgspec
 
 from ..reasons import one_line
 from .gates import Gate, available_us, filled, rate_text, tokens
+from .progress import ProgressRow, told
 from .records import AttemptRow, PermitRow, TaskRow
 from .states import TaskState
 
@@ -29,7 +30,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 class WhyFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked up for one task. ``now_us``: the database's time. ``serving``: live sessions that serve its queue, ``able``: those of them that have its handler,
     ``elsewhere``: sessions that have the handler and serve other queues. ``ahead``: tasks of its lane that are taken before it, as far as they were counted.
-    ``gate``: what blocks it, or stands before its queue.
+    ``gate``: what blocks it, or stands before its queue. ``progress``: what its attempt told last.
     """
 
     now_us: int
@@ -40,6 +41,7 @@ class WhyFacts(msgspec.Struct, frozen=True, kw_only=True):
     able: int = 0
     elsewhere: int = 0
     ahead: int = 0
+    progress: ProgressRow | None = None
 
 
 def why(task: TaskRow, facts: WhyFacts) -> str:
@@ -59,7 +61,7 @@ def why(task: TaskRow, facts: WhyFacts) -> str:
             return _held(task, facts)
         case TaskState.UNKNOWN:
             said = f": {one_line(task.reason)}" if task.reason else ""
-            return f"it is in review since {instant(task.changed_us)} ({task.cause or 'unknown'}){said}"
+            return f"it is in review since {instant(task.changed_us)} ({task.cause or 'unknown'}){said}{_told(facts)}"
         case _:
             replaced = f"; task {task.superseded_by} followed it" if task.superseded_by else ""
             return f"it is over since {instant(task.settled_us)}: {task.state}" + (f" ({task.cause})" if task.cause else "") + replaced
@@ -123,7 +125,7 @@ def _ready(task: TaskRow, facts: WhyFacts) -> str:
 def _held(task: TaskRow, facts: WhyFacts) -> str:
     began = task.state is TaskState.RUNNING
     what = f"it runs since {instant(task.started_us)}" if began else f"it was claimed at {instant(task.claimed_us)} and has not begun"
-    asked = "; its end is asked for" if task.cancel else ""
+    asked = ("; its end is asked for" if task.cancel else "") + _told(facts)
     h = facts.holder
     if h is None:
         return f"{what}; its session {task.session} is unknown: the sweep takes it back{asked}"
@@ -132,6 +134,11 @@ def _held(task: TaskRow, facts: WhyFacts) -> str:
             f"{what} at {h.name} (session {task.session}), whose lease ran out at {instant(h.expires_us)}: the sweep takes it back{asked}"
         )
     return f"{what} at {h.name} (session {task.session}), whose lease holds for {_seconds(h.expires_us - facts.now_us)}{asked}"
+
+
+def _told(facts: WhyFacts) -> str:
+    row = facts.progress
+    return "" if row is None else f"; {told(row)}, told {_seconds(max(0, facts.now_us - row.at_us))} ago"
 
 
 def conflicts(attempt: AttemptRow, task: TaskRow) -> bool:

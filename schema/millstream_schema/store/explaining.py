@@ -14,7 +14,7 @@ from ..durable.gates import Gate, GateKind, gates_of
 from ..durable.records import PermitRow, TaskRow
 from ..durable.states import TaskState
 from ..states import NodeState
-from . import catalogue, gates
+from . import catalogue, gates, progress
 from .database import Transaction
 from .rows import to
 
@@ -26,7 +26,9 @@ def facts(tx: Transaction, task: TaskRow) -> WhyFacts:
     """What :func:`~millstream_schema.durable.explaining.why` needs to know of a task."""
     now = tx.now_us()
     if task.state.held:
-        return WhyFacts(now_us=now, holder=_holder(tx, task.session))
+        return WhyFacts(now_us=now, holder=_holder(tx, task.session), progress=progress.latest(tx, task.id, task.fence))
+    if task.state is TaskState.UNKNOWN:
+        return WhyFacts(now_us=now, progress=progress.latest(tx, task.id, task.fence))
     if task.state is not TaskState.READY:
         return WhyFacts(now_us=now)
     if task.blocked_by:

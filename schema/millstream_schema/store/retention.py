@@ -88,7 +88,7 @@ def purge(tx: Transaction, namespace: str, ids: Sequence[str]) -> int:
             kept.add(task)
     gone = [task for task in found if task not in kept]
     if gone:
-        for table in (tx.t.attempt,):
+        for table in (tx.t.attempt, tx.t.progress, tx.t.note):
             tx.delete(table, table.c.task.in_(gone))
         tx.delete(t, t.c.id.in_(gone))
     return len(gone)

@@ -50,6 +50,8 @@ class Tables:
     lane: Table
 
     # effects
+    progress: Table
+    note: Table
 
     # schedules
     schedule: Table

@@ -89,6 +89,18 @@ class TaskContext:
         """
         return self._transaction.open(database)
 
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """So much is done, of ``total`` if that is known: shown by ``millstream tasks show`` and ``why``, kept with the attempt.
+
+        Call it as often as you like: it is sent once a second, and what was said last is not lost. Raises ValueError for what is no finite number."""
+        self._around.telling.progress(done, total, message)
+
+    def note(self, text: str = "", /, **fields: object) -> bool:
+        """Keep a remark with this attempt, for whoever looks or reviews; whether it was kept: the first 100 are.
+
+        Text beyond 2,000 characters, a field's value beyond 500, and fields beyond 20 are cut off."""
+        return self._around.telling.note(text, fields)
+
     def submit(self, handler: str | Handler, /, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
         """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""
         if self.settled:

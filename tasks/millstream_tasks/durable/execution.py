@@ -47,6 +47,13 @@ TEXT_KEPT = 20_000
 
 def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> tuple[Reported, tuple[NewTask, ...]]:
     """One attempt, to its end."""
+    try:
+        return _execute(task, registry, around)
+    finally:
+        around.telling.close()
+
+
+def _execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> tuple[Reported, tuple[NewTask, ...]]:
     if task.marker:
         found = _before(task, around)
         if found is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_schema.durable.outcomes import Reported
+from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask, TaskRow
 
 
@@ -72,12 +73,20 @@ class Settled(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """What an attempt has said since its last such frame."""
+
+    task: str
+    fence: int
+    told: Told
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """The process lives: sent by a thread of its own, so that it tells of the interpreter and not of the handler."""
 
 
 ToChild = Run | EndAsked | Until
-FromChild = Ready | Began | Settled | Ended | Beat
+FromChild = Ready | Began | Said | Settled | Ended | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_boot = msgspec.msgpack.Decoder(TaskBoot).decode

@@ -15,17 +15,19 @@ import structlog
 from millstream_schema.durable.catalogue import HandlerEntry, Served
 from millstream_schema.durable.decisions import careful
 from millstream_schema.durable.outcomes import Committed, Killed, Reported, Unfit, Unstarted
+from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.errors import CommitUnknown, StoreError, StoreUnavailable
 from millstream_schema.ports import Chance, Clock, Ids
-from millstream_schema.store import catalogue, claims, registry, settling
+from millstream_schema.store import catalogue, claims, progress, registry, settling
 from millstream_schema.store.claims import Claimed
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer, Settlement
 
 from .floors import Floors
 from .pool import Pool
+from .progress import Gathered
 from .shares import Fairness
 
 log = structlog.get_logger(__name__)
@@ -117,6 +119,7 @@ class TaskHost:
         self._fairness = Fairness()
         self._lanes_until = 0.0
         self._floors = Floors()
+        self._said = Gathered()
 
     # -- handed in from other threads ---------------------------------------------------------------------------------------------------
 
@@ -127,6 +130,10 @@ class TaskHost:
     def ended(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...] = (), seconds: float = 0.0) -> None:
         """An attempt is over that ran for so long. Thread-safe; written by the next step."""
         self._reports.append((task, fence, outcome, submits, seconds))
+
+    def told(self, task: str, fence: int, said: Told) -> None:
+        """What a running attempt says. Thread-safe; written with the next heartbeat or end."""
+        self._said.add(task, fence, said)
 
     # -- the step -----------------------------------------------------------------------------------------------------------------------
 
@@ -224,14 +231,22 @@ class TaskHost:
         if not self.session:
             return
         fences = {task: h.row.fence for task, h in self._held.items()}
-        told = msgspec.json.encode(self._served()).decode()
+        told, said = msgspec.json.encode(self._served()).decode(), self._said.all()
 
         def work(tx: Transaction) -> tuple[bool, dict[str, tuple[int, bool]], frozenset[str]]:
             renewed, flags = registry.renew_node(tx, self.session, s.lease_ms * 1000, told), settling.flags(tx, self.session)
+            progress.write(tx, said)
             gone = {task: fence for task, fence in fences.items() if flags.get(task, (-1, False))[0] != fence}
             return renewed, flags, settling.committed(tx, gone) if gone else frozenset()
 
-        renewed, flags, committed = self._db.run(work)
+        try:
+            renewed, flags, committed = self._db.run(work)
+        except (StoreUnavailable, CommitUnknown):
+            raise
+        except StoreError:
+            self._said.written(said)  # perhaps it is to blame: evidence must hold up no heartbeat
+            raise
+        self._said.written(said)
         if not renewed:
             self._lost()
             return
@@ -343,8 +358,10 @@ class TaskHost:
         batch = [] if self._one_by_one else self._unsettled[:SETTLED_AT_ONCE]
         began = self._clock.monotonic()
         floors = dict(self._floors.at(began))
+        said = self._said.all() if batch else {}
 
         def work(tx: Transaction) -> tuple[dict[str, Answer], Claimed | None]:
+            progress.write(tx, said)
             answers = settling.settle(tx, batch) if batch else {}
             handlers = self._settings.handlers
             return answers, claims.claim(
@@ -359,6 +376,7 @@ class TaskHost:
             self._one_by_one = bool(batch)  # perhaps one of the ends is to blame: the next claim goes without them
             raise
         self._claim = ""
+        self._said.written(said)
         self._note(answers)
         del self._unsettled[: len(batch)]
         if claimed is not None:
@@ -404,6 +422,8 @@ class TaskHost:
                 self._typical += (seconds - self._typical) * TYPICAL_PART
             if isinstance(outcome, Committed):
                 self.answers[Answer.APPLIED] += 1
+                if self._said:
+                    self._renew_at = now  # there is no end to write beside
                 continue
             if held.row.effects is Effects.EXTERNAL or not self._held:
                 self._settle_at = now  # nobody to be written with
@@ -418,13 +438,20 @@ class TaskHost:
         """Write ends until none is left."""
         while self._unsettled:
             batch = self._unsettled[: 1 if self._one_by_one else SETTLED_AT_ONCE]
+            said = {} if self._one_by_one else self._said.all()  # what is refused shall be the end's own doing
+
+            def work(tx: Transaction, batch: list[Settlement] = batch, said: dict[tuple[str, int], Told] = said) -> dict[str, Answer]:
+                progress.write(tx, said)
+                return settling.settle(tx, batch)
+
             try:
-                answers = self._db.run(lambda tx, b=batch: settling.settle(tx, b))  # type: ignore[misc]
+                answers = self._db.run(work)
             except (StoreUnavailable, CommitUnknown):
                 raise
             except StoreError as exc:
                 self._refused(batch, exc)
                 continue
+            self._said.written(said)
             self._note(answers)
             del self._unsettled[: len(batch)]
         self._one_by_one = False

@@ -22,8 +22,9 @@ from millstream_schema.durable.states import Cause
 from millstream_schema.ports import Clock
 
 from ..shell.wire import pack, receive
-from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Run, Settled, TaskBoot, Until, decode_from_child, encode
+from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Run, Said, Settled, TaskBoot, Until, decode_from_child, encode
 from .pool import Report
+from .progress import Tell
 
 log = structlog.get_logger(__name__)
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
@@ -117,12 +118,13 @@ class _Child:
 class ProcessPool:
     """``size`` handler processes, started again when they die. All methods but the children's reports are called from the host's thread."""
 
-    def __init__(self, boot: TaskBoot, clock: Clock, size: int, report: Report, wake: Callable[[], None]) -> None:
+    def __init__(self, boot: TaskBoot, clock: Clock, size: int, report: Report, wake: Callable[[], None], tell: Tell) -> None:
         self._boot = boot
         self._clock = clock
         self._size = size
         self._report = report
         self._wake = wake
+        self._tell = tell
         self._inbox: queue.SimpleQueue[tuple[_Child, FromChild | None]] = queue.SimpleQueue()
         self._children: list[_Child] = []
         self._until = Until(0.0)
@@ -186,7 +188,7 @@ class ProcessPool:
 
     def _put(self, child: _Child, frame: FromChild | None) -> None:
         self._inbox.put((child, frame))
-        if not isinstance(frame, Beat | Began):  # neither gives the host anything to do
+        if not isinstance(frame, Beat | Began | Said):  # none of these gives the host anything to do
             self._wake()
 
     def _of(self, task: str, fence: int) -> _Child | None:
@@ -224,6 +226,8 @@ class ProcessPool:
                 self._pause = FIRST_PAUSE
                 if running is not None and not running.quiet:
                     self._report(task, fence, outcome, submits, seconds)
+            case Said(task=task, fence=fence, told=told):
+                self._tell(task, fence, told)
             case Beat():
                 pass
 

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from millstream_schema.ports import Clock, Ids
 
 from .databases import HandlerDatabases
+from .progress import Telling
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """``told``: whether the end of this attempt is asked for. ``committed``: to be called when its own transaction has settled it. ``wait``: stands still so many seconds."""
+    """``told``: whether the end of this attempt is asked for. ``committed``: to be called when its own transaction has settled it. ``wait``: stands still so many seconds.
+
+    ``telling``: takes what the attempt says while it runs."""
 
     ids: Ids
     clock: Clock
@@ -23,3 +26,4 @@ class Surroundings:
     databases: HandlerDatabases
     committed: Callable[[], None]
     wait: Callable[[float], object]
+    telling: Telling

@@ -17,13 +17,16 @@ from .databases import HandlerDatabases
 from .execution import execute
 from .handlers import HandlerRegistry
 from .pool import Report
+from .progress import Tell, Telling
 from .surroundings import Surroundings
 
 
 class ThreadPool:
     """``slots`` threads, started with the first attempts."""
 
-    def __init__(self, registry: HandlerRegistry, clock: Clock, ids: Ids, slots: int, report: Report, databases: HandlerDatabases) -> None:
+    def __init__(
+        self, registry: HandlerRegistry, clock: Clock, ids: Ids, slots: int, report: Report, databases: HandlerDatabases, tell: Tell
+    ) -> None:
         self._registry = registry
         self._clock = clock
         self._deadline = 0.0
@@ -31,6 +34,8 @@ class ThreadPool:
         self._slots = slots
         self._report = report
         self._databases = databases
+        self._tell = tell
+        self._telling: set[Telling] = set()
         self._waiting: queue.SimpleQueue[TaskRow | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._told: set[tuple[str, int]] = set()
@@ -59,7 +64,9 @@ class ThreadPool:
         self._deadline = deadline
 
     def tick(self) -> float:
-        """Nothing is judged here: a thread has no limit that could be enforced."""
+        """Send what handlers said that say nothing more. Nothing is judged here: a thread has no limit that could be enforced."""
+        for telling in list(self._telling):
+            telling.flush()
         return 1.0
 
     def kill(self, task: str, fence: int) -> None:
@@ -78,7 +85,10 @@ class ThreadPool:
                 self._done(task, Unstarted(), (), 0.0)
                 continue
             began = self._clock.monotonic()
-            outcome, submits = execute(task, self._registry, self._surroundings(mine))
+            around = self._surroundings(mine)
+            self._telling.add(around.telling)
+            outcome, submits = execute(task, self._registry, around)
+            self._telling.discard(around.telling)
             self._told.discard(mine)
             self._done(task, outcome, submits, self._clock.monotonic() - began)
 
@@ -90,6 +100,7 @@ class ThreadPool:
             databases=self._databases,
             committed=partial(self._report, *mine, Committed(), (), 0.0),
             wait=self._pause.wait,
+            telling=Telling(self._clock, partial(self._tell, *mine)),
         )
 
     def _done(self, task: TaskRow, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:

@@ -87,6 +87,7 @@ class AttemptTransaction:
         except CommitUnknown as exc:
             self._resolve(exc, self._settled)
         self.committed = True
+        self._around.telling.close()  # what it has said so far, before its end is known
         self._around.committed()
 
     def _settled(self) -> bool:

@@ -24,6 +24,7 @@ from millstream_schema.durable.deliveries import SubscriptionState
 from millstream_schema.durable.finding import Place
 from millstream_schema.durable.gates import GateKind
 from millstream_schema.durable.outbox import Accepted, EntryCause, EntryDecision, EntryRow, EntryState, Limits, on_claim, on_sent
+from millstream_schema.durable.progress import Note, Told, progress_of
 from millstream_schema.durable.quotas import Quota, quota_id
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.recurrence import Interval
@@ -42,6 +43,7 @@ from millstream_schema.store import (
     operations,
     outboxes,
     permits,
+    progress,
     quotas,
     registry,
     retention,
@@ -57,6 +59,7 @@ from millstream_schema.store.rows import to
 
 OUTBOX_PREFIX = "crash_"
 TARGET = "installation-1"
+SAID = Told(progress_of(3, 4, 10, "rows"), (Note(1, "skipped", ""), Note(2, "", '{"n":1}')))
 DAILY = Interval(every_us=86_400 * SECOND)
 NEVER = 2**60
 S = SubscriptionState
@@ -220,6 +223,11 @@ CLAIMING: dict[str, Boundary] = {
         covers=(claims.begin,),
         prepare=claimed(task("a", effects=Effects.EXTERNAL)),
         act=lambda tx, rows, _: claims.begin(tx, "s", "a", rows["a"].fence, rows["a"].token),
+    ),
+    "what an attempt says": Boundary(
+        covers=(progress.write,),
+        prepare=claimed(task("a")),
+        act=lambda tx, rows, _: progress.write(tx, {("a", rows["a"].fence): SAID}),
     ),
     "wake-up of due work": Boundary(
         covers=(claims.wake_due,),

@@ -23,6 +23,7 @@ from millstream_schema.store.database import Database, Faults
 from millstream_tasks.durable.databases import HandlerDatabases
 from millstream_tasks.durable.execution import execute
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
+from millstream_tasks.durable.progress import Telling
 from millstream_tasks.durable.surroundings import Surroundings
 
 EFFECTS = sa.Table("user_effect", sa.MetaData(), sa.Column("word", sa.String(60), primary_key=True), sa.Column("n", sa.Integer, default=0))
@@ -126,6 +127,7 @@ class Rig:
             databases=databases,
             committed=commits,
             wait=lambda _: None,
+            telling=Telling(SystemClock(), lambda _: None),
         )
         died: list[Died] = []
 

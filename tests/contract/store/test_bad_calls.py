@@ -103,6 +103,8 @@ TASKS = {
     "find": Case({}, {"where": FILTER, "limit": [*LIMIT, 1001], "cursor": TOKEN}),
     "get": Case({}, {"task": ID}),
     "attempts": Case({}, {"task": ID}),
+    "progress": Case({}, {"task": ID}),
+    "notes": Case({}, {"task": ID}),
     "why": Case({}, {"task": ID}),
     "cancel": Case({}, {"task": ID}),
     "result": Case({}, {"task": NO_TEXT}),

@@ -15,6 +15,7 @@ from tests.unit.durable.rows import task_row
 from millstream.testing.world import Faults, SimClock, SimIds, World
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.decisions import LONGEST_RETRY_US
+from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.requests import HandlerSpec, Options, decode_arguments, decode_result, encode_arguments
 from millstream_schema.errors import TaskInvalid, UnknownHandler
@@ -23,6 +24,7 @@ from millstream_tasks.durable.context import TaskContext
 from millstream_tasks.durable.databases import HandlerDatabases
 from millstream_tasks.durable.execution import execute
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
+from millstream_tasks.durable.progress import Telling
 from millstream_tasks.durable.surroundings import Surroundings
 from millstream_tasks.durable.threads import ThreadPool
 from millstream_tasks.durable.verbs import Cancel, Fail, NeedsReview, Retry, Snooze
@@ -34,8 +36,9 @@ def ids() -> SimIds:
 
 def around(told: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Surroundings:
     return Surroundings(
-        ids=ids(), clock=clock or SystemClock(), told=told, databases=no_databases(), committed=lambda: None, wait=lambda _: None
-    )
+        ids=ids(), clock=clock or SystemClock(), told=told, databases=no_databases(), committed=lambda: None, wait=lambda _: None,
+        telling=Telling(SystemClock(), lambda _: None),
+    )  # fmt: skip
 
 
 def no_databases() -> HandlerDatabases:
@@ -394,7 +397,7 @@ def test_a_thread_pool_reports_every_end_and_keeps_its_slots() -> None:
         raise errors[ctx.task_id]
 
     clock, reports = SystemClock(), Reports(2)
-    pool = ThreadPool(registry(work), clock, ids(), 2, reports, no_databases())
+    pool = ThreadPool(registry(work), clock, ids(), 2, reports, no_databases(), lambda *_: None)
     pool.lease(clock.monotonic() + 60)
     for name in errors:
         assert reports.free.acquire(timeout=20), reports.kinds
@@ -406,11 +409,43 @@ def test_a_thread_pool_reports_every_end_and_keeps_its_slots() -> None:
     pool.close()
 
 
+def test_what_a_quiet_handler_said_last_is_sent_by_its_pool() -> None:
+    """A second after its last message, while it still runs; the rest with its end."""
+    world = World(0, Faults())
+    clock, reports, heard = SimClock(world), Reports(1), list[float]()
+    said, go_on = threading.Event(), threading.Event()
+
+    def work(ctx: TaskContext) -> None:
+        for done in (1, 2):
+            ctx.progress(done, 4)
+        said.set()
+        assert go_on.wait(20)
+        ctx.progress(3, 4)
+
+    def tell(_task: str, _fence: int, told: Told) -> None:
+        assert told.progress is not None
+        heard.append(told.progress.done)
+
+    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases(), tell)
+    pool.lease(clock.monotonic() + 60)
+    pool.start(attempt(id="t"))
+    assert said.wait(20)
+    pool.tick()
+    assert heard == [1.0]
+    world.now += 1.0
+    pool.tick()
+    assert heard == [1.0, 2.0]
+    go_on.set()
+    reports.wait(1)
+    assert heard == [1.0, 2.0, 3.0] and reports.kinds == {"t": "Succeeded"}
+    pool.close()
+
+
 def test_a_thread_begins_nothing_past_the_lease() -> None:
     """It is given back as never begun."""
     called: list[int] = []
     clock, reports = SystemClock(), Reports(1)
-    pool = ThreadPool(registry(lambda: called.append(1)), clock, ids(), 1, reports, no_databases())
+    pool = ThreadPool(registry(lambda: called.append(1)), clock, ids(), 1, reports, no_databases(), lambda *_: None)
     pool.lease(clock.monotonic() - 1)
     pool.start(attempt(id="t"))
     reports.wait(1)
@@ -430,7 +465,7 @@ def test_a_thread_is_told_when_its_end_is_asked_for() -> None:
         seen.append(ctx.cancelled)
 
     clock, reports = SystemClock(), Reports(1)
-    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases())
+    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases(), lambda *_: None)
     pool.lease(clock.monotonic() + 60)
     pool.start(attempt(id="meant", fence=2))
     assert begun.wait(20)

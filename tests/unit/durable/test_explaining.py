@@ -10,6 +10,7 @@ from tests.unit.durable.rows import NOW, SECOND, task_row
 
 from millstream_schema.durable.explaining import Holder, WhyFacts, why
 from millstream_schema.durable.gates import Gate, GateKind
+from millstream_schema.durable.progress import ProgressRow
 from millstream_schema.durable.records import PermitRow
 from millstream_schema.durable.states import TaskState
 
@@ -22,6 +23,7 @@ SHUT = Gate(
 DRY = Gate(
     id="permit:default/p", namespace="default", kind=GateKind.PERMIT, name="p", rate=2, per_us=60_000_000, burst=1, level=0, level_us=NOW,
 )  # fmt: skip
+TOLD = ProgressRow(task="t", fence=1, number=7, done=3, total=4, message="rows", at_us=NOW - 2_000_000)
 PAUSED = PermitRow(id="default/acct:7", namespace="default", key="acct:7", capacity=2, held=0, seq=9, paused=1, rev=1)
 LIVE = Holder(name="worker-1", expires_us=NOW + 4 * SECOND, gone=False)
 LATE = Holder(name="worker-1", expires_us=NOW - SECOND, gone=False)
@@ -55,6 +57,7 @@ LINES: dict[str, tuple[TaskState, dict[str, Any], dict[str, Any], str]] = {
     "behind": (T.READY, {}, {"serving": 3, "able": 2, "ahead": 7}, "its queue and handler, ahead of it in its queue: 7"),
     "claimed": (T.DISPATCHED, {}, {"holder": LIVE}, "it was claimed at 2027-01-15 08:00:00 UTC and has not begun at worker-1 (session s), whose lease holds for 4.0 s"),
     "running": (T.RUNNING, {"cancel": 1}, {"holder": LIVE}, "it runs since 2027-01-15 08:00:00 UTC at worker-1 (session s), whose lease holds for 4.0 s; its end is asked for"),
+    "told": (T.RUNNING, {}, {"holder": LIVE, "progress": TOLD}, "whose lease holds for 4.0 s; 3 of 4 done (rows), told 2.0 s ago"),
     "late": (T.RUNNING, {}, {"holder": LATE}, "whose lease ran out at 2027-01-15 07:59:59 UTC: the sweep takes it back"),
     "forgotten": (T.RUNNING, {}, {}, "its session s is unknown"),
     "review": (T.UNKNOWN, {"cause": "lost", "reason": "the lease of its worker ran out"}, {}, "since 2027-01-15 08:00:00 UTC (lost): the lease of its worker ran out"),

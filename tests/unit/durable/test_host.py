@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from millstream.testing.outside import SimDatabase
 from millstream.testing.world import Faults, SimChance, SimClock, SimIds, World
 from millstream_schema.durable import outcomes as o
+from millstream_schema.durable.progress import Told, progress_of
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.states import Cause, Effects, TaskState
 from millstream_schema.store import settling, tasks
@@ -87,6 +88,9 @@ class Rig:
         settled = sum(self.host.answers.values())
         self.host.ended(key, row.fence, outcome or o.Succeeded("[1]"), (), 0.01)
         self.go(lambda: sum(self.host.answers.values()) > settled)
+
+    def progress(self) -> dict[str, float]:
+        return self.db.read(lambda tx: {r["task"]: r["done"] for r in tx.rows(tx.t.progress.select())})
 
     def states(self) -> dict[str, TaskState]:
         return self.db.read(lambda tx: {r["key"]: TaskState(r["state"]) for r in tx.rows(tx.t.task.select())})
@@ -171,6 +175,41 @@ def test_a_cancel_reaches_the_handler_or_ends_what_has_not_begun() -> None:
     assert rig.pool.told == ["runs"] and [t.id for t in rig.pool.begun] == ["runs"]
     rig.end("runs", o.CancelledItself())
     assert rig.states()["runs"] is T.CANCELLED and rig.pool.told == ["runs"]
+
+
+def test_what_an_attempt_says_is_written_beside_heartbeats_and_ends() -> None:
+    """Also of one whose own transaction was its end; what the database refuses holds up neither a heartbeat nor an end."""
+    rig = Rig()
+
+    def begun(key: str, done: int) -> int:
+        rig.submit(key)
+        rig.go(lambda: any(t.id == key for t in rig.pool.running))
+        fence = rig.pool.running[0].fence
+        rig.host.told(key, fence, Told(progress_of(1, done, 9, "")))
+        return fence
+
+    fence = begun("one", 1)
+    assert rig.progress() == {}
+    rig.go(lambda: rig.progress() == {"one": 1.0})
+    rig.host.told("one", fence, Told(progress_of(2, 2, 9, "")))
+    rig.end("one")
+    assert rig.progress() == {"one": 2.0}
+    fence = begun("two", 3)
+    rig.pool.running.clear()
+    rig.host.ended("two", fence, o.Committed(), (), 0.01)
+    rig.host.step()
+    assert rig.progress() == {"one": 2.0, "two": 3.0}
+    refused = f"CREATE TRIGGER refuse BEFORE INSERT ON {rig.db.tables.progress.name} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    rig.db.run(lambda tx: tx.execute(sa.text(refused)))
+    session = rig.host.session
+    begun("three", 4)
+    rig.end("three")
+    begun("four", 5)
+    rig.go(lambda: not rig.host._said)
+    rig.world.now += 5.0
+    rig.end("four")
+    assert rig.host.session == session and rig.states()["three"] is rig.states()["four"] is T.SUCCEEDED
+    assert set(rig.progress()) == {"one", "two"}
 
 
 def test_an_end_the_database_refuses_holds_up_no_other_and_fails_its_own_task() -> None:

@@ -11,6 +11,8 @@ down_revision = "0002"
 TABLES = (
     "installation",
     # effects
+    "progress",
+    "note",
     # schedules
     "schedule",
     "schedule_version",
