@@ -5,13 +5,13 @@ Called by the entry points of node and task processes. What must never happen he
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from millstream_schema.errors import ConfigurationError, MillstreamError
+from millstream_tasks.loading import loaded
 
 from .installation import Installation
 from .lifetime import ended_with_signals, ended_with_stdin
@@ -28,11 +28,10 @@ class Runs(Protocol):
 
 def celery_application(target: str) -> Any:
     """The Celery application ``module:attribute``. Raises ConfigurationError."""
-    module, _, attribute = target.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute or "app")
-    except (ImportError, AttributeError) as exc:
-        raise ConfigurationError(f"Celery application {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+    found = loaded(target, "Celery application", "app")
+    if not hasattr(found, "connection_for_write"):
+        raise ConfigurationError(f"{target!r} is not a Celery application: write module:attribute of one")
+    return found
 
 
 def kept(log: Any, name: str, celery: str | None, made: Callable[[Installation, Any], Runs]) -> int:

@@ -7,7 +7,6 @@ the main thread is doing. What must never happen here: a subtask that outlives i
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import select
 import signal
@@ -25,6 +24,7 @@ from millstream_schema.errors import ChannelLost, ConfigurationError
 from millstream_schema.pipeline import FactoryRegistry
 from millstream_schema.ports import SystemClock
 
+from .loading import loaded
 from .opening import open_storage, open_transport
 from .runner.environment import Environment
 from .runner.subtask import SubtaskRunner
@@ -78,11 +78,7 @@ def _timeval(seconds: int, micros: int) -> bytes:
 
 def load_registry(target: str) -> FactoryRegistry:
     """The registry of ``module:attribute``, as the node's own command line named it."""
-    module, _, attribute = target.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute or "pipelines")
-    except (ImportError, AttributeError) as exc:
-        raise ConfigurationError(f"pipelines {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+    found = loaded(target, "pipelines", "pipelines")
     registry = getattr(found, "registry", found)
     if not isinstance(registry, FactoryRegistry):
         raise ConfigurationError(f"{target!r} is not a Pipelines object")

@@ -27,6 +27,7 @@ from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Said, Sett
 from .durable.handlers import HandlerRegistry
 from .durable.progress import Telling
 from .durable.surroundings import Surroundings
+from .loading import loaded
 from .shell.wire import pack, receive
 
 EXIT_LOST_WORKER = 3
@@ -53,11 +54,7 @@ class Pipe:
 
 def load_handlers(target: str) -> HandlerRegistry:
     """The registry of ``module:attribute``, as the worker's own configuration named it. Raises ConfigurationError."""
-    module, _, attribute = target.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute or "handlers")
-    except (ImportError, AttributeError) as exc:
-        raise ConfigurationError(f"handlers {target!r} cannot be loaded: {exc}; write module:attribute") from exc
+    found = loaded(target, "handlers", "handlers")
     registry = getattr(found, "registry", found)
     if not isinstance(registry, HandlerRegistry):
         raise ConfigurationError(f"{target!r} is not a Handlers object")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from millstream.cli import main
+
+
+@cache
+def _command() -> Any:
+    """Made once: that takes longer than what most commands do."""
+    return typer.main.get_command(main)
 
 
 class CommandLine:
@@ -22,7 +31,8 @@ class CommandLine:
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
-        result = CliRunner().invoke(main, [*self._before, *arguments, "--local", str(self.directory)])
+        with patch("typer.testing._get_command", lambda _app: _command()):
+            result = CliRunner().invoke(main, [*self._before, *arguments, "--local", str(self.directory)])
         assert "Traceback" not in result.stderr
         return result.exit_code, result.stdout, result.stderr
 
