@@ -5,6 +5,7 @@ Filled when a user's module is imported, passed down from there. What must never
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_origin, get_type_hints
@@ -162,7 +163,38 @@ class Handler(Form):
 
 
 def _check(adapter: pydantic.TypeAdapter[Any]) -> Check:
-    return lambda value: adapter.dump_python(adapter.validate_python(value))
+    def check(value: Any) -> Any:
+        meant = adapter.validate_python(value)
+        dumped = adapter.dump_python(meant)
+        plain = _valued(dumped)
+        restored = plain is dumped or _same(adapter.dump_python(adapter.validate_python(plain)), dumped)
+        return plain if restored else dumped  # a member that would not come back as one is refused where it is encoded
+
+    return check
+
+
+def _valued(value: Any) -> Any:
+    """With members of enums as their values, which is how they are given by name; the same object where there are none."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if type(value) in (list, tuple):
+        parts = [_valued(v) for v in value]
+        return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
+    if type(value) is dict:
+        pairs = {_valued(k): _valued(v) for k, v in value.items()}
+        return value if all(a is b for a, b in zip((*pairs, *pairs.values()), (*value, *value.values()), strict=True)) else pairs
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, and of the same types throughout."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return _same(list(one.items()), list(other.items()))
+    return bool(one == other)
 
 
 def form_of(told: HandlerEntry) -> Form:

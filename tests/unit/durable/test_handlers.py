@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import functools
 from dataclasses import dataclass
 from decimal import Decimal
@@ -389,3 +390,43 @@ def test_a_wrapped_function_keeps_its_signature() -> None:
     assert run(handler(work), "3") == 3
     with pytest.raises(TaskInvalid):
         request(handler(work), 1, 2)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Size(enum.IntEnum):
+    ONE = 1
+
+
+class Paint(pydantic.BaseModel):
+    colour: Colour
+
+
+def asked(function: Any, *args: Any) -> NewTask:
+    return handler(function).request("default", "t", "k", args, {}, Options(), actor="", origin="direct")
+
+
+def test_a_member_of_an_enum_is_the_same_argument_as_its_value() -> None:
+    """One digest, whichever is given, also within lists and models; the handler gets the member."""
+
+    def paint(colour: Colour, sizes: list[Size], by: dict[Size, tuple[Colour, int]], paint: Paint) -> None: ...
+
+    members = asked(paint, Colour.RED, [Size.ONE], {Size.ONE: (Colour.RED, 1)}, Paint(colour=Colour.RED))
+    values = asked(paint, "red", [1], {1: ("red", 1)}, {"colour": "red"})
+    assert (members.args, members.digest) == (values.args, values.digest)
+    got, _ = handler(paint).decode(*decode_arguments(members.args))
+    assert got == (Colour.RED, [Size.ONE], {Size.ONE: (Colour.RED, 1)}, Paint(colour=Colour.RED)) and type(got[1][0]) is Size
+
+
+def test_a_member_of_an_enum_that_would_not_come_back_as_one_is_refused() -> None:
+    """Where the annotation does not say that it is one."""
+
+    def anything(value: Any) -> None: ...
+
+    def either(value: Colour | str) -> None: ...
+
+    for function, value in ((anything, Colour.RED), (anything, [Size.ONE]), (either, Colour.RED)):
+        with pytest.raises(TaskInvalid, match="cannot be stored"):
+            asked(function, value)
