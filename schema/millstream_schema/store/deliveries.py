@@ -8,6 +8,7 @@ acknowledgement that is refused because of whose lease it came under.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -27,20 +28,23 @@ from .columns import not_empty
 from .database import Query, Transaction
 from .rows import to
 from .subscriptions import lock_gate
+from .tables import Tables
 
 TEXT_KEPT = 2_000
 LEASE_OVER = "its lease ran out"
 _TURNS = 5
 _EVENTS = Query(lambda t: sa.select(t.event).where(t.event.c.id.in_(sa.bindparam("ids", expanding=True))))
-_DUE = Query(
-    lambda t: (
-        sa.select(t.delivery)
-        .where(t.delivery.c.subscription == sa.bindparam("subscription"), t.delivery.c.due_us <= sa.bindparam("now"))
-        .order_by(t.delivery.c.due_us, t.delivery.c.event)
-        .limit(sa.bindparam("count"))
-        .with_for_update(skip_locked=True)
-    )
-)
+
+
+def _due(t: Tables, *, skip_locked: bool) -> Any:
+    d = t.delivery
+    where = [d.c.subscription == sa.bindparam("subscription"), d.c.due_us <= sa.bindparam("now")]
+    first = sa.select(d).where(*where).order_by(d.c.due_us, d.c.event).limit(sa.bindparam("count"))
+    return first.with_for_update(skip_locked=skip_locked)
+
+
+_DUE = Query(lambda t: _due(t, skip_locked=True))
+_DUE_AND_WAITED_FOR = Query(lambda t: _due(t, skip_locked=False))
 
 
 def lease(
@@ -52,6 +56,8 @@ def lease(
     """
     d = tx.t.delivery
     if again:
+        # The earlier try may still be on its way to its COMMIT, on a connection that is lost: test_lost_answers.
+        tx.rows(_DUE_AND_WAITED_FOR, subscription=s.id, now=tx.now_us(), count=limit)
         given = tx.rows(sa.select(d).where(d.c.subscription == s.id, d.c.lease == token, not_empty(d.c.lease)))
         if given:
             return _with_events(tx, [to(DeliveryRow, r) for r in given])
