@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.forwarding import Forwarder
 from tests.acceptance.pipelines import ROLLING, answer, differences
 from tests.acceptance.slow_pipelines import SECONDS
 from tests.acceptance.traffic import Traffic, celery_cluster, fresh_database, make_tables, read_rows, sink_url
 from tests.chaos.faults import Servers, survive
 from tests.support.celery_cluster import ROOT, CeleryCluster, eventually, settings
+from tests.support.forwarding import Forwarder
 from tests.support.instances import PostgresInstance, RabbitMQInstance, RedisInstance
 
 from millstream import RestartPolicy
@@ -133,7 +133,7 @@ def test_worker_cut_off_from_broker_and_database_is_replaced_and_comes_back(
     tmp_path: Path, own_postgres: PostgresInstance, own_redis: RedisInstance
 ) -> None:
     """A partition for longer than the lease: another worker takes over; the cut-off one stops its subtasks and returns as another node."""
-    with _namespace() as (name, address), Forwarder(address, own_postgres.port) as database, Forwarder(address, own_redis.port) as broker:
+    with _namespace() as (name, address), Forwarder(own_postgres.port, address) as database, Forwarder(own_redis.port, address) as broker:
         local, far = fresh_database(own_postgres), f"{address}:{database.port}"
         there = {"MILLSTREAM_DATABASE": local.replace(f"127.0.0.1:{own_postgres.port}", far)}
         there |= {

@@ -11,20 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from tests.support.celery_project import Project, until
 
-from millstream import Installation, TaskConflict, TaskInvalid, Tasks, TaskState
-from millstream_schema.durable.records import TaskRow
-from millstream_schema.ports import SystemClock
-from millstream_schema.store.database import Database
-from millstream_schema.store.migrate import create_schema
+from millstream import TaskConflict, TaskInvalid, TaskState
 
 pytestmark = pytest.mark.processes
 PROJECT = """
@@ -54,72 +48,15 @@ CASES = [
 ]
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        pause.wait(0.02)
-
-
-class Project:
-    """A user's project with one Celery worker; the test is another process of it."""
-
-    def __init__(self, path: Path, broker: str, pool: str) -> None:
-        (path / "project.py").write_text(PROJECT)
-        (path / "results").mkdir()
-        self.path = path
-        self.installation = Installation.local(path / "data", prefix=f"c{os.getpid()}t{time.monotonic_ns() % 10**6}")
-        (path / "data").mkdir()
-        database = Database(self.installation.database, SystemClock(), prefix=self.installation.table_prefix)
-        create_schema(database)
-        database.close()
-        self.environment = {
-            **os.environ, **self.installation.environment(), "BROKER": broker, "RESULTS": str(path / "results"),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH", "")])),
-        }  # fmt: skip
-        self.celery = [sys.executable, "-m", "celery", "-A", "project:app"]
-        self.log = path / "worker.log"
-        self.pool = pool
-        self.tasks = Tasks(self.installation)
-
-    def start(self) -> subprocess.Popen[bytes]:
-        command = [*self.celery, "worker", "-P", self.pool, "-c", "1", "-l", "INFO", "--without-gossip", "--without-mingle"]
-        with self.log.open("ab") as log:
-            return subprocess.Popen(command, env=self.environment, cwd=self.path, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-
-    def rows(self) -> list[TaskRow]:
-        return self.tasks.list(limit=1000)
-
-    def of_key(self, key: str) -> TaskRow | None:
-        return next((r for r in self.rows() if r.key == key), None)
-
-    def succeeded(self, key: str) -> bool:
-        row = self.of_key(key)
-        return row is not None and row.state is TaskState.SUCCEEDED
-
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-
 @pytest.fixture(params=CASES)
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
     broker, pool = request.param
-    made = Project(tmp_path, request.getfixturevalue(f"{broker}_url"), pool)
-    worker = made.start()
+    made = Project(tmp_path, request.getfixturevalue(f"{broker}_url"), PROJECT)
+    made.start(pool)
     try:
         yield made
     finally:
-        tree = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)] if worker.poll() is None else []
-        worker.terminate()
-        try:
-            worker.wait(15)
-        except subprocess.TimeoutExpired:
-            pass
-        for process in tree:
-            if process.is_running():
-                process.kill()
-        worker.wait(5)
-        made.tasks.close()
+        made.close(warm=15)
 
 
 def imported(made: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -192,8 +129,8 @@ def test_messages_wait_for_their_submission_and_outlive_the_task_process(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task process is killed while messages come: each becomes exactly one task; nothing is acknowledged before."""
-    made = Project(tmp_path, redis_url, "prefork")
-    worker = made.start()
+    made = Project(tmp_path, redis_url, PROJECT)
+    made.start()
     module = imported(made, monkeypatch)
     try:
         for n in range(60):
@@ -203,9 +140,6 @@ def test_messages_wait_for_their_submission_and_outlive_the_task_process(
         until(lambda: len({r.key for r in made.rows() if r.state is TaskState.SUCCEEDED}) == 60, "all became tasks\n" + made.text(), 60)
         assert sorted(r.key for r in made.rows()) == sorted(f"m{n}" for n in range(60))
     finally:
-        for process in [*psutil.Process(worker.pid).children(recursive=True), psutil.Process(worker.pid)]:
-            process.kill()
-        worker.wait(10)
+        made.close()
         module.tasks.close()
         module.app.close()
-        made.tasks.close()

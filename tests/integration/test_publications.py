@@ -9,13 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 from celery import Celery
 from kombu import Connection
+from tests.support.forwarding import Forwarder
 
 from millstream.handlers import Handlers
 from millstream.installation import Installation
@@ -229,6 +232,42 @@ def test_celery_t09_what_the_broker_loses_is_published_again(rig: Rig, sweeping:
         seen.add(delivery.event)
         rig.subscriptions.acknowledge(delivery)
     assert rig.subscriptions.counts("ends") == {"ACKNOWLEDGED": 3}
+
+
+@pytest.mark.rabbitmq
+def test_celery_t10_what_the_broker_never_got_is_published_again(tmp_path: Path, rabbitmq_url: str) -> None:
+    """The connection takes the message and is cut before it arrives. Celery's own call is the control: it says that all is well, and its message is nowhere.
+
+    A delivery counts as out when the broker has confirmed it: this one is given back, uncharged, and comes."""
+    rig = Rig(tmp_path, rabbitmq_url)
+    broker = urlsplit(rabbitmq_url)
+    with Forwarder(broker.port or 5672) as way, ExitStack() as stack:
+        stack.callback(rig.close)
+        through = broker._replace(netloc=f"{broker.username or 'guest'}:{broker.password or 'guest'}@127.0.0.1:{way.port}").geturl()
+        plain = Celery("control", broker=through)
+        stack.callback(plain.close)
+        plain.send_task("control.first", queue="t10-plain")
+        assert rig.message("t10-plain").headers["task"] == "control.first"
+        way.deaf = True
+        assert plain.send_task("control.lost", queue="t10-plain").id
+        assert way.swallowed.wait(10)
+        way.deaf = False
+        way.cut()
+        plain.send_task("control.next", queue="t10-plain")
+        assert rig.message("t10-plain").headers["task"] == "control.next", "the one before is lost"
+
+        rig.subscriptions.create("ends", publish_to="t10-ends", attempts=1, lease=60.0)
+        sweeper = Sweeper(rig, Celery("shop", broker=through))
+        stack.callback(sweeper.close)
+        until(lambda: sweeper.publications.room(), "the publisher is connected")
+        way.swallowed.clear()
+        way.deaf = True
+        (task,) = rig.ended((1, 1))
+        assert way.swallowed.wait(10)
+        way.deaf = False
+        way.cut()
+        assert rig.received("t10-ends")["event"] == task
+        assert rig.attempts("ends") == [("LEASED", 1)], "the one that did not leave counts for nothing"
 
 
 def test_nothing_is_tried_while_the_broker_cannot_be_reached(rig: Rig, sweeping: Callable[..., Sweeper]) -> None:

@@ -6,18 +6,17 @@ of what passes. What must never happen here: a byte changed.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import re
 import socket
 import threading
-from types import TracebackType
-from typing import Self
 
 import sqlalchemy as sa
+from tests.support.forwarding import Forwarder, Pipe
 
 COMMITS = {"postgresql": b"Q\x00\x00\x00\x0bCOMMIT\x00", "mysql": b"\x07\x00\x00\x00\x03COMMIT"}
 """The packet in which psycopg, and PyMySQL, ask for it."""
+PORTS = {"postgresql": 5432, "mysql": 3306}
 WRITES = re.compile(rb"INSERT |(?<!FOR )UPDATE |DELETE ")
 LATER = 0.05
 """Seconds after which a COMMIT that hung in the network arrives."""
@@ -31,42 +30,35 @@ class Moment(enum.StrEnum):
     LATE = "it arrives when its client has given it up"
 
 
-class _Pipe:
-    """One client and its connection to the server."""
+class _Session(Pipe):
+    """``writes``: whether its transaction has; ``mute``: its answers are lost."""
 
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
-        self.near = near
-        self.far = far
+        super().__init__(near, far)
         self.mute = False
         self.writes = False
         self.over = threading.Event()
 
-    def cut(self, *ends: socket.socket) -> None:
-        for end in ends or (self.near, self.far):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
-
-class Swallowing:
+class Swallowing(Forwarder):
     """Between a client and the server of ``url``. Clients use :attr:`url`."""
+
+    pipe = _Session
 
     def __init__(self, url: str) -> None:
         server = sa.make_url(url)
-        self._commit = COMMITS["mysql" if server.get_backend_name() in ("mysql", "mariadb") else "postgresql"]
-        self._hides_reads = server.get_backend_name() == "postgresql"  # statements it knows have names; reads have no COMMIT there
-        self._server = (server.host or "127.0.0.1", server.port or {"postgresql": 5432}.get(server.get_backend_name(), 3306))
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        here = server.set(host="127.0.0.1", port=self._listener.getsockname()[1])
-        if server.get_backend_name() == "postgresql":  # what is encrypted cannot be read here
+        kind = "postgresql" if server.get_backend_name() == "postgresql" else "mysql"
+        super().__init__(server.port or PORTS[kind], host=server.host or "127.0.0.1")
+        self._commit = COMMITS[kind]
+        self._hides_writes = kind == "postgresql"  # statements it knows have names; reads have no COMMIT there
+        here = server.set(host="127.0.0.1", port=self.port)
+        if kind == "postgresql":  # what is encrypted cannot be read here
             here = here.update_query_dict({"sslmode": "disable", "gssencmode": "disable"})
         self.url = here.render_as_string(hide_password=False)
-        self._lock = threading.Lock()
-        self._pipes: list[_Pipe] = []
-        self._threads: list[threading.Thread] = []
         self._at = 0
         self._moment = Moment.ANSWER
         self._commits = 0
-        self._struck: _Pipe | None = None
+        self._struck: _Session | None = None
 
     def arm(self, at: int, moment: Moment) -> None:
         """Strike at the ``at``-th COMMIT from now on, of those that something was written before (PostgreSQL: of all; reads have none there)."""
@@ -79,58 +71,18 @@ class Swallowing:
             self._at, struck = 0, self._struck
         return struck is not None and struck.over.wait(10)
 
-    def __enter__(self) -> Self:
-        self._spawn(self._accept)
-        return self
+    def request(self, pipe: _Session, data: bytes) -> bool:
+        if not data.endswith(self._commit):
+            pipe.writes = pipe.writes or self._hides_writes or bool(WRITES.search(data))
+        elif pipe.writes and self._strikes(pipe):
+            self._strike(pipe, data)
+            return False
+        else:
+            pipe.writes = False
+        pipe.far.sendall(data)
+        return True
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        with self._lock:
-            pipes, threads = list(self._pipes), list(self._threads)
-        for pipe in pipes:
-            pipe.cut()
-        for thread in threads:
-            thread.join(10)
-        for pipe in pipes:
-            pipe.near.close()
-            pipe.far.close()
-        self._listener.close()
-
-    def _spawn(self, target: object, *args: object) -> None:
-        thread = threading.Thread(target=target, args=args, name="swallowing", daemon=True)  # type: ignore[arg-type]
-        with self._lock:
-            self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            pipe = _Pipe(near, socket.create_connection(self._server))
-            for end in (pipe.near, pipe.far):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._pipes.append(pipe)
-            self._spawn(self._requests, pipe)
-            self._spawn(self._answers, pipe)
-
-    def _requests(self, pipe: _Pipe) -> None:
-        with contextlib.suppress(OSError):
-            while data := pipe.near.recv(1 << 16):
-                if not data.endswith(self._commit):
-                    pipe.writes = pipe.writes or self._hides_reads or bool(WRITES.search(data))
-                elif pipe.writes and self._strikes(pipe):
-                    self._strike(pipe, data)
-                    return
-                else:
-                    pipe.writes = False
-                pipe.far.sendall(data)
-        pipe.cut()
-
-    def _strikes(self, pipe: _Pipe) -> bool:
+    def _strikes(self, pipe: _Session) -> bool:
         with self._lock:
             self._commits += 1
             if self._commits != self._at:
@@ -138,7 +90,7 @@ class Swallowing:
             self._struck = pipe
             return True
 
-    def _strike(self, pipe: _Pipe, data: bytes) -> None:
+    def _strike(self, pipe: _Session, data: bytes) -> None:
         if self._moment is Moment.REQUEST:
             pipe.cut()
             return
@@ -146,11 +98,13 @@ class Swallowing:
         if self._moment is Moment.LATE:
             pipe.cut(pipe.near)
             threading.Event().wait(LATER)
-        pipe.far.sendall(data)  # its answer ends the pipe
+        pipe.far.sendall(data)
 
-    def _answers(self, pipe: _Pipe) -> None:
-        with contextlib.suppress(OSError):
-            while (data := pipe.far.recv(1 << 16)) and not pipe.mute:
-                pipe.near.sendall(data)
-        pipe.cut()
+    def answer(self, pipe: _Session, data: bytes) -> None:
+        if pipe.mute:
+            pipe.cut()
+        else:
+            pipe.near.sendall(data)
+
+    def over(self, pipe: _Session) -> None:
         pipe.over.set()
