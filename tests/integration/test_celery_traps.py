@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -17,17 +18,12 @@ from kombu import Connection, Exchange, Queue
 from kombu.transport.native_delayed_delivery import bind_queue_to_native_delayed_delivery_exchange as bind_to_delays
 from kombu.transport.native_delayed_delivery import declare_native_delayed_delivery_exchanges_and_queues as declare_delays
 from kombu.transport.native_delayed_delivery import level_name
+from tests.support.celery_project import Project, until
+from tests.support.forwarding import Forwarder
 
-from millstream import Handlers, Installation, Millstream, TaskState, TaskWorker
+from millstream import Handlers, Installation, Millstream, Schedules, TaskState, TaskWorker, UnknownHandler
 
 LEVELS = 28
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        pause.wait(0.02)
 
 
 @pytest.fixture
@@ -127,3 +123,141 @@ def test_celery_t13_the_shortest_timeout_of_a_shared_redis_is_nobody_elses_matte
         result.get(timeout=20)
         row = worker.tasks.get(result.id)
         assert (row.state, row.starts, runs) == (TaskState.SUCCEEDED, 1, [1])
+
+
+# -- with workers
+
+PROJECT = """
+import os, time
+from pathlib import Path
+from celery import Celery
+from millstream import Handlers, Installation, Millstream, Retry
+
+app = Celery("project", broker=os.environ["BROKER"])
+app.conf.update(
+    task_default_queue=os.environ["MILLSTREAM_PREFIX"] + ".plain", broker_connection_retry_on_startup=True, task_acks_late=True,
+    worker_prefetch_multiplier=10, worker_cancel_long_running_tasks_on_connection_loss=True, worker_enable_prefetch_count_reduction=False,
+)
+handlers = Handlers()
+millstream = Millstream(app, Installation.from_environment(os.environ), celery_app="project:app", handlers="project:handlers", tick=60.0)
+NOTES = Path(os.environ["NOTES"])
+
+def note(word):
+    with NOTES.open("a") as file:
+        file.write(word + "\\n")
+
+def told_to_go_on():
+    return NOTES.with_name("go").exists()
+
+@handlers.task(name="blocks", effects="idempotent")
+def blocks(ctx, word: str) -> str:
+    note("began " + word)
+    while not (told_to_go_on() or ctx.cancelled):
+        time.sleep(0.02)
+    ctx.cancelled and note("cancelled " + word)
+    return word
+
+@handlers.task(name="quick", effects="idempotent")
+def quick(word: str) -> str:
+    note("did " + word)
+    return word
+
+@handlers.task(name="retries", effects="idempotent", delay=0.2)
+def retries(ctx) -> int:
+    if ctx.attempt < 3:
+        raise Retry()
+    return ctx.attempt
+
+@app.task(name="plain_blocks", shared=False)
+def plain_blocks(word):
+    note("began " + word)
+    while not told_to_go_on():
+        time.sleep(0.02)
+    note("ended " + word)
+
+@app.task(name="plain_quick", shared=False)
+def plain_quick(word):
+    note("did " + word)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Callable[..., Project]]:
+    made: list[Project] = []
+
+    def make(broker: str, **changes: object) -> Project:
+        made.append(Project(tmp_path, broker, PROJECT, lease_ms=1_500, **changes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def submitted(made: Project, handler: str, *args: object, **options: Any) -> str:
+    """By name, once a worker has told what it serves."""
+    found: list[str] = []
+
+    def submit() -> bool:
+        with contextlib.suppress(UnknownHandler):
+            found.append(made.tasks.submit(handler, *args, **options).task)
+        return bool(found)
+
+    until(submit, f"a worker serves {handler}\n" + made.text())
+    return found[0]
+
+
+@pytest.mark.processes
+@pytest.mark.rabbitmq
+def test_celery_t19_a_lost_connection_ends_no_task_that_runs(rabbitmq_url: str, project: Callable[..., Project], stack: ExitStack) -> None:
+    """Celery's late-acknowledged task is the control: its worker cancels it when the broker's connection breaks, and it begins again. A durable one runs on, and once."""
+    broker = urlsplit(rabbitmq_url)
+    way = stack.enter_context(Forwarder(broker.port or 5672))
+    made = project(broker._replace(netloc=f"{broker.username or 'guest'}:{broker.password or 'guest'}@127.0.0.1:{way.port}").geturl())
+    app = stack.enter_context(Celery("control", broker=rabbitmq_url))
+    made.start(concurrency=2)
+    task = submitted(made, "blocks", "durable")
+    app.send_task("plain_blocks", args=["plain"], queue=f"{made.installation.prefix}.plain")
+    until(lambda: made.noted("began durable") and made.noted("began plain"), "both run\n" + made.text())
+    way.cut()
+    until(lambda: made.noted("began plain") > 1, "Celery's begins again\n" + made.text())
+    made.path.joinpath("go").touch()
+    assert made.tasks.wait(task, 30) == "durable"
+    row = made.tasks.get(task)
+    assert (row.starts, row.losses, row.crashes, made.noted("began durable")) == (1, 0, 0, 1)
+
+
+@pytest.mark.processes
+@pytest.mark.redis
+@pytest.mark.postgres
+def test_celery_t25_two_that_never_end_on_a_worker_of_two_hold_up_nothing_else(
+    redis_url: str, postgres_url: str, project: Callable[..., Project], stack: ExitStack
+) -> None:
+    """They keep their leases and can be cancelled; schedules fire, retries and what was due later run on the worker that comes. Celery's countdown is the control: the worker
+    without a free slot has it, and whoever is idle cannot get it."""
+    made = project(redis_url, database=postgres_url)
+    app = stack.enter_context(Celery("control", broker=redis_url))
+    plain = f"{made.installation.prefix}.plain"
+    made.start(name="full", concurrency=2)
+    held = [submitted(made, "blocks", f"hour {i}") for i in range(2)]
+    for i in range(2):
+        app.send_task("plain_blocks", args=[f"plain {i}"], queue=plain)
+    words = [f"began {kind} {i}" for kind in ("hour", "plain") for i in range(2)]
+    until(lambda: all(made.noted(word) for word in words), "both workers' slots are taken\n" + made.text("full"))
+    late, again = made.tasks.submit("quick", "later", delay=0.5).task, made.tasks.submit("retries").task
+    captive = app.send_task("plain_quick", args=["captive"], queue=plain, countdown=0.5)
+    until(lambda: captive.id in made.text("full"), "the full worker has taken Celery's")
+    with Schedules(made.installation) as schedules:
+        schedules.publish("often", "quick", dt.timedelta(seconds=1), ["fire"])
+        made.start(name="idle", concurrency=2)
+        assert made.tasks.wait(late, 60) == "later"
+        assert made.tasks.wait(again, 60) == 3
+        until(lambda: made.noted("did fire") >= 4, "fires\n" + made.text("idle"))  # more than two leases
+        made.tasks.cancel(held[0])
+        until(lambda: made.tasks.get(held[0]).state.settled, "the cancel reaches the one that runs")
+        schedules.pause("often", "enough")
+    assert not made.noted("did captive"), "Celery's would be done by whoever is idle: the control controls nothing"
+    made.path.joinpath("go").touch()
+    assert made.tasks.wait(held[1], 30) == "hour 1"
+    assert {(r.starts, r.losses, r.fence) for r in map(made.tasks.get, held)} == {(1, 0, 1)}
+    until(lambda: made.noted("did captive"), "Celery's runs when its worker is free")

@@ -107,6 +107,7 @@ class TaskHost:
         self._more = False
         self._one_by_one = False
         self._typical = PREFETCH_SECONDS
+        self._begun_at = 0.0
         self._held: dict[str, _Held] = {}
         self._buffer: deque[str] = deque()
         self._late: dict[tuple[str, int], str] = {}
@@ -291,6 +292,7 @@ class TaskHost:
         s = self._settings
         room = self._room()
         if room <= 0 or not self.session:
+            self._more = True  # for all we know: the next free slot looks at once
             self._look_at = now + s.poll_ms / 1000
             return
         if now >= self._lanes_until:
@@ -326,6 +328,8 @@ class TaskHost:
         return self._pool.free() + self._ahead() - len(self._buffer)
 
     def _ahead(self) -> int:
+        if self._pool.free() <= 0 and self._clock.monotonic() - self._begun_at > PREFETCH_SECONDS:
+            return 0  # what runs is not short, whatever ran before
         return min(self._settings.prefetch, int(self._settings.slots * PREFETCH_SECONDS / max(self._typical, 1e-6)))
 
     def _take_back(self, now: float) -> None:
@@ -399,6 +403,7 @@ class TaskHost:
                     return  # it counts as started; the loss of the lease decides
             self._buffer.popleft()
             held.began = True
+            self._begun_at = self._clock.monotonic()
             self._pool.start(row)
 
     # -- settling -----------------------------------------------------------------------------------------------------------------------

@@ -145,6 +145,25 @@ def test_one_slot_serves_two_applications_in_turn() -> None:
     assert {x != y for x, y in itertools.pairwise(order)} == {True}, order
 
 
+def test_a_worker_whose_slots_are_taken_for_long_leaves_the_rest_to_others() -> None:
+    """It held what came for a second, gave it back, took it again, for as long as its slots were taken; and the first one free looks at once."""
+    rig = Rig(slots=2, prefetch=50)
+    for key in ("a", "b"):
+        rig.submit(key)
+    rig.go(lambda: len(rig.pool.running) == 2)
+    for turn in range(30):
+        end = rig.world.now + 0.1
+        rig.go(lambda end=end: rig.world.now > end)  # type: ignore[misc]
+        if turn == 5:
+            rig.submit("c")
+        rig.host.wake()
+        assert rig.states().get("c", T.READY) is T.READY
+    began = rig.world.now
+    rig.end("a")
+    rig.go(lambda: any(t.id == "c" for t in rig.pool.running))
+    assert rig.world.now - began < 0.1
+
+
 def test_a_drain_gives_back_what_has_not_begun_and_waits_for_the_rest() -> None:
     """Nothing new is claimed; no attempt is used up."""
     rig = Rig(slots=2, prefetch=2)
