@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
 from tests.acceptance.traffic import fresh_database
 from tests.chaos.task_faults import FAULTS, Load, TaskCluster, survive, task_cluster
 from tests.support.celery_cluster import eventually
+from tests.support.celery_project import BLOCKING, Project, submitted
 from tests.support.instances import PostgresInstance, RabbitMQInstance, RedisInstance
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgres]
@@ -59,3 +61,39 @@ def test_celery_t07_a_broker_that_is_away_holds_up_no_task_for_longer_than_a_lea
             if not own_rabbitmq.running:
                 own_rabbitmq.start()
             load.close()
+
+
+CONSUMER_TIMEOUT = "application:set_env(rabbit, consumer_timeout, {}), application:set_env(rabbit, channel_tick_interval, {})."
+
+
+@pytest.mark.rabbitmq
+def test_celery_t12_a_task_may_run_for_longer_than_the_brokers_consumer_timeout(tmp_path: Path, own_rabbitmq: RabbitMQInstance) -> None:
+    """Half a second here. Celery's late-acknowledged task is the control: its channel is closed, and it is given out again while it runs. No message waits for a durable one."""
+    own_rabbitmq.ctl("eval", CONSUMER_TIMEOUT.format(500, 200))
+    made = []
+    try:
+        for name in ("durable", "control"):
+            (tmp_path / name).mkdir()
+            made.append(Project(tmp_path / name, own_rabbitmq.url, BLOCKING, lease_ms=1_500))
+            made[-1].start()
+        durable, control = made
+        task = submitted(durable, "blocks", "durable")
+        plain = f"{control.installation.prefix}.plain"
+        with Celery("sender", broker=own_rabbitmq.url) as app, app.connection_for_write() as connection:
+            app.send_task("plain_blocks", args=["plain"], queue=plain)
+            eventually("both run", lambda: durable.noted("began durable") and control.noted("began plain"))
+            eventually("the control's channel is closed", lambda: "PRECONDITION_FAILED" in control.text())
+            with connection.channel() as channel:
+                eventually(
+                    "the control is there to be taken again, while it runs",
+                    lambda: control.noted("began plain") > 1 or channel.queue_declare(plain, passive=True).message_count,
+                )
+        durable.path.joinpath("go").touch()
+        assert durable.tasks.wait(task, 30) == "durable"
+        row = durable.tasks.get(task)
+        assert (row.starts, row.losses, durable.noted("began durable")) == (1, 0, 1)
+        assert "PRECONDITION_FAILED" not in durable.text()
+    finally:
+        for one in made:
+            one.close()
+        own_rabbitmq.ctl("eval", CONSUMER_TIMEOUT.format(1_800_000, 60_000))

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,10 +17,10 @@ from kombu import Connection, Exchange, Queue
 from kombu.transport.native_delayed_delivery import bind_queue_to_native_delayed_delivery_exchange as bind_to_delays
 from kombu.transport.native_delayed_delivery import declare_native_delayed_delivery_exchanges_and_queues as declare_delays
 from kombu.transport.native_delayed_delivery import level_name
-from tests.support.celery_project import Project, until
+from tests.support.celery_project import BLOCKING, Project, submitted, until
 from tests.support.forwarding import Forwarder
 
-from millstream import Handlers, Installation, Millstream, Schedules, TaskState, TaskWorker, UnknownHandler
+from millstream import Handlers, Installation, Millstream, Schedules, TaskState, TaskWorker
 
 LEVELS = 28
 
@@ -127,84 +126,18 @@ def test_celery_t13_the_shortest_timeout_of_a_shared_redis_is_nobody_elses_matte
 
 # -- with workers
 
-PROJECT = """
-import os, time
-from pathlib import Path
-from celery import Celery
-from millstream import Handlers, Installation, Millstream, Retry
-
-app = Celery("project", broker=os.environ["BROKER"])
-app.conf.update(
-    task_default_queue=os.environ["MILLSTREAM_PREFIX"] + ".plain", broker_connection_retry_on_startup=True, task_acks_late=True,
-    worker_prefetch_multiplier=10, worker_cancel_long_running_tasks_on_connection_loss=True, worker_enable_prefetch_count_reduction=False,
-)
-handlers = Handlers()
-millstream = Millstream(app, Installation.from_environment(os.environ), celery_app="project:app", handlers="project:handlers", tick=60.0)
-NOTES = Path(os.environ["NOTES"])
-
-def note(word):
-    with NOTES.open("a") as file:
-        file.write(word + "\\n")
-
-def told_to_go_on():
-    return NOTES.with_name("go").exists()
-
-@handlers.task(name="blocks", effects="idempotent")
-def blocks(ctx, word: str) -> str:
-    note("began " + word)
-    while not (told_to_go_on() or ctx.cancelled):
-        time.sleep(0.02)
-    ctx.cancelled and note("cancelled " + word)
-    return word
-
-@handlers.task(name="quick", effects="idempotent")
-def quick(word: str) -> str:
-    note("did " + word)
-    return word
-
-@handlers.task(name="retries", effects="idempotent", delay=0.2)
-def retries(ctx) -> int:
-    if ctx.attempt < 3:
-        raise Retry()
-    return ctx.attempt
-
-@app.task(name="plain_blocks", shared=False)
-def plain_blocks(word):
-    note("began " + word)
-    while not told_to_go_on():
-        time.sleep(0.02)
-    note("ended " + word)
-
-@app.task(name="plain_quick", shared=False)
-def plain_quick(word):
-    note("did " + word)
-"""
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Callable[..., Project]]:
     made: list[Project] = []
 
     def make(broker: str, **changes: object) -> Project:
-        made.append(Project(tmp_path, broker, PROJECT, lease_ms=1_500, **changes))
+        made.append(Project(tmp_path, broker, BLOCKING, lease_ms=1_500, **changes))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
-
-
-def submitted(made: Project, handler: str, *args: object, **options: Any) -> str:
-    """By name, once a worker has told what it serves."""
-    found: list[str] = []
-
-    def submit() -> bool:
-        with contextlib.suppress(UnknownHandler):
-            found.append(made.tasks.submit(handler, *args, **options).task)
-        return bool(found)
-
-    until(submit, f"a worker serves {handler}\n" + made.text())
-    return found[0]
 
 
 @pytest.mark.processes

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,10 @@ def obeys(ctx) -> str:
         time.sleep(0.01)
     raise Cancel("as asked")
 """
+
+
+ROUND = 200
+"""Tasks between two looks at the memory of a worker."""
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
@@ -266,6 +271,31 @@ def test_celery_t05_a_process_that_dies_is_charged_to_what_ran_and_to_nothing_el
     assert (rig.path / "always").read_text() == "3"
     assert [rig.tasks.wait(o.task, 30) for o in others] == list(range(50))
     assert {rig.tasks.get(o.task).crashes for o in others} == {0}
+
+
+@pytest.mark.postgres
+def test_celery_t23_memory_does_not_grow_with_the_tasks_that_were_run(tmp_path: Path, postgres_url: str) -> None:
+    """Of the task process and its handler processes, once they have warmed up. On SQLite their page caches grow with its file, up to a bound."""
+    rig = Rig(tmp_path, postgres_url)
+    worker = rig.worker()
+
+    def run(count: int, name: str) -> None:
+        receipts: list[Any] = rig.tasks.submit_many("add", [Item(args=(i, 1), key=f"{name}-{i}") for i in range(count)])
+        assert [rig.tasks.wait(r.task, 60) for r in receipts] == [i + 1 for i in range(count)]
+
+    def resident() -> float:
+        """MiB."""
+        main = psutil.Process(worker.pid)
+        return sum(int(p.memory_info().rss) for p in [main, *main.children(recursive=True)]) / 2**20
+
+    run(ROUND, "warm")
+    sizes = [resident()]
+    for turn in range(3):
+        run(ROUND, f"more {turn}")
+        sizes.append(resident())
+    rig.close()
+    grown = [after - before for before, after in pairwise(sizes)]
+    assert min(grown) < ROUND / 1024, f"a kilobyte for each task, in every round: {grown}"
 
 
 def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing_that_may_not_be(rig: Rig) -> None:

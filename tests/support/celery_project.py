@@ -5,6 +5,7 @@ Called by the tests of Celery's messages and of known complaints about Celery. W
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -19,6 +20,7 @@ import psutil
 
 from millstream import Installation, Tasks, TaskState
 from millstream_schema.durable.records import TaskRow
+from millstream_schema.errors import UnknownHandler
 from millstream_schema.ports import SystemClock
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
@@ -103,3 +105,71 @@ class Project:
         """What a worker has said."""
         log = self.path / f"{name}.log"
         return log.read_text(errors="replace") if log.exists() else ""
+
+
+def submitted(made: Project, handler: str, *args: object, **options: Any) -> str:
+    """By name, once a worker has told what it serves."""
+    found: list[str] = []
+
+    def submit() -> bool:
+        with contextlib.suppress(UnknownHandler):
+            found.append(made.tasks.submit(handler, *args, **options).task)
+        return bool(found)
+
+    until(submit, f"a worker serves {handler}\n" + made.text())
+    return found[0]
+
+
+BLOCKING = """
+import os, time
+from pathlib import Path
+from celery import Celery
+from millstream import Handlers, Installation, Millstream, Retry
+
+app = Celery("project", broker=os.environ["BROKER"])
+app.conf.update(
+    task_default_queue=os.environ["MILLSTREAM_PREFIX"] + ".plain", broker_connection_retry_on_startup=True, task_acks_late=True,
+    worker_prefetch_multiplier=10, worker_cancel_long_running_tasks_on_connection_loss=True, worker_enable_prefetch_count_reduction=False,
+)
+handlers = Handlers()
+millstream = Millstream(app, Installation.from_environment(os.environ), celery_app="project:app", handlers="project:handlers", tick=60.0)
+NOTES = Path(os.environ["NOTES"])
+
+def note(word):
+    with NOTES.open("a") as file:
+        file.write(word + "\\n")
+
+def told_to_go_on():
+    return NOTES.with_name("go").exists()
+
+@handlers.task(name="blocks", effects="idempotent")
+def blocks(ctx, word: str) -> str:
+    note("began " + word)
+    while not (told_to_go_on() or ctx.cancelled):
+        time.sleep(0.02)
+    ctx.cancelled and note("cancelled " + word)
+    return word
+
+@handlers.task(name="quick", effects="idempotent")
+def quick(word: str) -> str:
+    note("did " + word)
+    return word
+
+@handlers.task(name="retries", effects="idempotent", delay=0.2)
+def retries(ctx) -> int:
+    if ctx.attempt < 3:
+        raise Retry()
+    return ctx.attempt
+
+@app.task(name="plain_blocks", shared=False)
+def plain_blocks(word):
+    note("began " + word)
+    while not told_to_go_on():
+        time.sleep(0.02)
+    note("ended " + word)
+
+@app.task(name="plain_quick", shared=False)
+def plain_quick(word):
+    note("did " + word)
+"""
+"""A project whose tasks run until they are told to go on, those of Celery's own beside durable ones."""
