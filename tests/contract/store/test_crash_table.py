@@ -167,6 +167,7 @@ PARTS = {
     "tasks.apply": "part of settle, cancel, take-back, wake-up, review: a decision written under a lock",
     "tasks.keep_attempt": "part of settle, take-back, review",
     "settling.cancel_locked": "part of cancel, and of an act on many",
+    "single_rows.lock_single": "part of a lease and of what is counted, and harmless alone: insert or nothing",
     "permits.ensure": "part of a claim, and harmless alone: insert or nothing",
     "permits.take": "part of a claim",
     "permits.release": "part of every end of a holder",
