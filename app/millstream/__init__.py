@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         CommitUnknown,
         ConfigurationError,
         DeliveryNotFound,
+        ExternalRefused,
         Fenced,
         FingerprintMismatch,
         ForeignSession,
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from millstream_schema.model import EdgeConfig, EdgeMode, Guarantee, Override, Partitioning
     from millstream_schema.settings import RestartPolicy, StreamSettings
     from millstream_schema.states import JobState
+    from millstream_tasks.durable.answers import Done, Intent, NotDone, OutcomeUnknown
     from millstream_tasks.durable.context import TaskContext
     from millstream_tasks.durable.verbs import Cancel, Fail, NeedsReview, Retry, Snooze
     from millstream_tasks.operators.keyed_state import AggregatingState, ListState, MapState, OperatorListState, ReducingState, ValueState
@@ -149,7 +151,7 @@ _HOMES = {
     "millstream_schema.durable.states": "TaskState",
     "millstream_schema.errors": (
         "ChannelBroken ChannelError ChannelLost ChannelMissing CodecError CommitUnknown ConfigurationError DeliveryNotFound "
-        "Fenced FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError "
+        "ExternalRefused Fenced FingerprintMismatch ForeignSession JobConflict JobFailed JobInvalid JobNotFound KeyRefused MillstreamError "
         "OperatorError PermitNotFound QuotaExceeded RecordError RestoreRefused RetryTransaction ReviewConflict ScheduleInvalid ScheduleNotFound "
         "SchemaMismatch SinkError SnapshotMissing "
         "SnapshotUnreadable SourceError SourceUnavailable StorageError StorageUnavailable StoreError StoreUnavailable "
@@ -159,6 +161,7 @@ _HOMES = {
     "millstream_schema.model": "EdgeConfig EdgeMode Guarantee Override Partitioning",
     "millstream_schema.settings": "RestartPolicy StreamSettings",
     "millstream_schema.states": "JobState",
+    "millstream_tasks.durable.answers": "Done Intent NotDone OutcomeUnknown",
     "millstream_tasks.durable.context": "TaskContext",
     "millstream_tasks.durable.verbs": "Cancel Fail NeedsReview Retry Snooze",
     "millstream_tasks.operators.keyed_state": "AggregatingState ListState MapState OperatorListState ReducingState ValueState",
@@ -200,9 +203,11 @@ __all__ = [
     "DataStream",
     "Delivery",
     "DeliveryNotFound",
+    "Done",
     "EdgeConfig",
     "EdgeMode",
     "EmbeddedCluster",
+    "ExternalRefused",
     "Fail",
     "Fenced",
     "FileSink",
@@ -215,6 +220,7 @@ __all__ = [
     "Handlers",
     "Inbox",
     "Installation",
+    "Intent",
     "Item",
     "JobBuilder",
     "JobConflict",
@@ -230,12 +236,14 @@ __all__ = [
     "Millstream",
     "MillstreamError",
     "NeedsReview",
+    "NotDone",
     "OperatorError",
     "OperatorListState",
     "Options",
     "Outbox",
     "OutboxReceipt",
     "OutboxRelay",
+    "OutcomeUnknown",
     "Override",
     "Partitioning",
     "PermitNotFound",

@@ -9,6 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from millstream_schema.durable.effects import IntentRow
 from millstream_schema.durable.explaining import conflicts
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.progress import NoteRow, told
@@ -31,8 +32,23 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the task."
 HandlerName = Annotated[str, typer.Argument(help="Name of a handler that workers have registered.")]
 Args = Annotated[str, typer.Option("--args", help="Its positional arguments, as a JSON array.")]
 Kwargs = Annotated[str, typer.Option("--kwargs", help="Its arguments by name, as a JSON object.")]
+Calls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--called",
+        help='A call that has been made, and its outcome, as JSON: {"name": "charge", "result": {"id": 7}}. "key" too, if it has one.',
+    ),
+]
 Cursor = Annotated[str, typer.Option("--cursor", help="Go on where the page before ended, with the same filters.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many to show.")]
+
+
+class _Called(msgspec.Struct, forbid_unknown_fields=True):
+    """One call that a person knows to have been made."""
+
+    name: str
+    key: str = ""
+    result: Any = None
 
 
 def line(task: TaskRow) -> dict[str, Any]:
@@ -90,28 +106,33 @@ def _show(page: Page) -> None:
         formatting.show(f"there may be more: repeat it with --cursor {page.cursor}")
 
 
+@reviews_app.command("show")
 @tasks_app.command("show")
 def show(ctx: typer.Context, task: TaskId, as_json: JsonFlag = False) -> None:
-    """All that is known of a task, with its attempts."""
+    """All that is known of a task, with its attempts and its calls by ctx.external."""
     with ctx.obj.tasks() as tasks:
-        row, attempts, why, progress, notes = (
+        row, attempts, why, progress, notes, calls = (
             tasks.get(task),
             tasks.attempts(task),
             tasks.why(task),
             tasks.progress(task),
             tasks.notes(task),
+            tasks.intents(task),
         )
     args, kwargs = decode_arguments(row.args)
     found = {
         **line(row), "why": why, "args": repr(args), "kwargs": repr(kwargs), "result": repr(decode_result(row.result)) if row.result else None,
         "effects": row.effects.value, "fence": row.fence, "session": row.session, "attempts": [_attempt(a, row) for a in attempts],
         "progress": msgspec.to_builtins(progress), "notes": [_noted(n) for n in notes],
+        "calls": [_call(i) for i in calls],
     }  # fmt: skip
     if as_json:
         formatting.show_json(found)
     else:
         formatting.show(
-            "\n".join(f"{k:14} {v}" for k, v in found.items() if k not in ("attempts", "progress", "notes") and v not in ("", None))
+            "\n".join(
+                f"{k:14} {v}" for k, v in found.items() if k not in ("attempts", "progress", "notes", "calls") and v not in ("", None)
+            )
         )
         for a in attempts:
             formatting.show(_evidence(a, row))
@@ -119,10 +140,25 @@ def show(ctx: typer.Context, task: TaskId, as_json: JsonFlag = False) -> None:
             formatting.show(f"  attempt {p.fence}: {told(p)}, {formatting.moment(p.at_us)}")
         for n in notes:
             formatting.show(f"  attempt {n.fence}: {one_line(' '.join((n.text, n.fields)))}, {formatting.moment(n.at_us)}")
+        for i in calls:
+            formatting.show(_known(i))
 
 
 def _noted(note: NoteRow) -> dict[str, Any]:
     return {**msgspec.to_builtins(note), "fields": msgspec.json.decode(note.fields) if note.fields else {}}
+
+
+def _call(i: IntentRow) -> dict[str, Any]:
+    return {**msgspec.to_builtins(i), "result": None if i.result is None else repr(decode_result(i.result))}
+
+
+def _known(i: IntentRow) -> str:
+    """What is known of one call in one line."""
+    outcome = f" with {one_line(repr(decode_result(i.result)))}" if i.result is not None else ""
+    said = f": {one_line(i.detail)}" if i.detail else ""
+    by = f" by {i.closed_by}" if i.closed_by else ""
+    begun = f"begun {formatting.moment(i.opened_us)} by attempt {i.fence} of {i.task}, {i.calls} times in all, idempotency key {i.idempotency_key}"
+    return f"  call {i.id}: {i.state}{outcome}{by} ({begun}){said}"
 
 
 def _evidence(a: AttemptRow, task: TaskRow) -> str:
@@ -204,10 +240,14 @@ def fail(ctx: typer.Context, task: TaskId, reason: Reason) -> None:
 
 
 @reviews_app.command("retry")
-def retry(ctx: typer.Context, task: TaskId, reason: Reason) -> None:
-    """It has not been done: a new, linked task does it. Say why that is safe."""
+def retry(ctx: typer.Context, task: TaskId, reason: Reason, done: Calls = None) -> None:
+    """It has not been done: a new, linked task does it. Say why that is safe. Its open calls count as not made, but for those named by --called."""
+    try:
+        calls = {(c.name, c.key): c.result for c in (msgspec.json.decode(text, type=_Called) for text in done or [])}
+    except msgspec.MsgspecError as exc:
+        raise ConfigurationError(f'--called is no object like {{"name": "charge", "key": "", "result": 7}}: {exc}') from exc
     with ctx.obj.tasks() as tasks:
-        receipt = tasks.review_retry(tasks.get(task), reason=reason)
+        receipt = tasks.review_retry(tasks.get(task), reason=reason, calls=calls)
     formatting.show(f"{task} is taken over by {receipt.task}")
 
 

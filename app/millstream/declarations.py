@@ -46,6 +46,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     losses: int = 20
     snoozes: int = 1_000
     intents_only: bool = False
+    reconcile: Any = None
     retry_on: Any = ()
     no_retry_on: Any = ()
     option_names: bool = False
@@ -70,6 +71,8 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
             found.append("ordered needs a permit: the order is that of the tasks that want the same one")
         if self.intents_only and self.effects != Effects.EXTERNAL:
             found.append("intents_only is for effects='external': it says that all of them go through ctx.external")
+        if self.reconcile is not None and (not callable(self.reconcile) or inspect.iscoroutinefunction(self.reconcile)):
+            found.append(f"reconcile must be a plain function of the Intent in doubt, not {self.reconcile!r}")
         for what in ("retry_on", "no_retry_on"):
             if not all(isinstance(e, type) and issubclass(e, BaseException) for e in classes(getattr(self, what))):
                 found.append(f"{what} must be an exception class or a tuple of them, not {getattr(self, what)!r}")
@@ -99,7 +102,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
             attempts=default if self.attempts is None else self.attempts, delay_ms=_ms(self.delay), max_delay_ms=_ms(self.max_delay), jitter=self.jitter,
             crashes=self.crashes, losses=self.losses, snoozes=self.snoozes, run_ms=math.ceil(self.run * 1000), grace_ms=_ms(self.grace),
             heartbeat_ms=_ms(self.heartbeat), permit_capacity=self.capacity, start_by_ms=_ms(self.start_by),
-            deadline_ms=_ms(self.deadline), intents_only=self.intents_only,
+            deadline_ms=_ms(self.deadline), intents_only=self.intents_only, reconciles=self.reconcile is not None,
         )  # fmt: skip
         return HandlerSpec(name=name, queue=self.queue, effects=kind, policy=policy, permit=self.permit, ordered=self.ordered)
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Unpack, overload
 from millstream_schema.durable.records import Receipt
 from millstream_schema.durable.requests import NAME, Options
 from millstream_schema.errors import ConfigurationError
+from millstream_tasks.durable.answers import Reconcile
 from millstream_tasks.durable.handlers import Errors, Handler, HandlerRegistry, Source
 
 from .celery_options import translated
@@ -46,7 +47,9 @@ class DurableHandler(Handler):
     """A registered function with Celery's calling conventions. Calling it calls the function."""
 
     def __init__(self, function: Callable[..., Any], name: str, given: Declared, home: Handlers) -> None:
-        super().__init__(function, given.spec(name), retry_on=classes(given.retry_on), no_retry_on=classes(given.no_retry_on))
+        super().__init__(
+            function, given.spec(name), retry_on=classes(given.retry_on), no_retry_on=classes(given.no_retry_on), reconcile=given.reconcile
+        )
         self._home = home
 
     def delay(self, *args: Any, **kwargs: Any) -> TaskResult:
@@ -120,6 +123,7 @@ class Handlers:
         losses: int = 20,
         snoozes: int = 1_000,
         intents_only: bool = False,
+        reconcile: Reconcile | None = None,
         retry_on: type[BaseException] | Errors = (),
         no_retry_on: type[BaseException] | Errors = (),
         option_names: bool = False,
@@ -136,6 +140,8 @@ class Handlers:
         further one up to the limit; ``jitter``: the part of it that chance takes off. ``retry_on``, ``no_retry_on``: exception classes that are, or are not, tried again.
         ``snoozes``: how often it may put itself off; ``crashes``, ``losses``: how often it may take its process along, or lose its worker, before a person is asked.
         ``intents_only``: all its effects go through ``ctx.external``, so that an end without an open call leaves nothing unknown.
+        ``reconcile``: a function that is asked, with an :class:`Intent`, what became of a call that was begun and whose outcome is not known: it gives ``Done(result)``,
+        ``NotDone()`` or ``OutcomeUnknown(reason)``. Without one a person decides.
 
         Limits: ``run``: of one attempt, after which it is told (``ctx.cancelled``, ``ctx.time_left``), and killed ``grace`` later (0: none; threads are told only).
         ``heartbeat``: how long its process may be silent. ``start_by``, ``deadline``: as in ``Tasks.submit``, for submissions that name none.

@@ -15,6 +15,7 @@ import msgspec
 
 from millstream_schema import given
 from millstream_schema.durable.bulk import Act, OperationRow, compensation, linked_retry
+from millstream_schema.durable.effects import IntentRow
 from millstream_schema.durable.explaining import why
 from millstream_schema.durable.finding import TaskFilter
 from millstream_schema.durable.progress import NoteRow, ProgressRow
@@ -32,8 +33,9 @@ from millstream_schema.errors import (
 )
 from millstream_schema.ports import Clock, Ids, SystemIds
 from millstream_schema.reasons import storable
-from millstream_schema.store import explaining, progress, settling, tasks
+from millstream_schema.store import explaining, intents, progress, settling, tasks
 from millstream_schema.store.database import Database, Transaction
+from millstream_schema.store.intents import Call
 from millstream_tasks.durable.handlers import Form, Handler, HandlerRegistry
 
 from .admission import Admission
@@ -76,6 +78,16 @@ class Refusal(msgspec.Struct, frozen=True):
 
     reason: str
     retry_after: float = 0.0
+
+
+def _calls(value: object) -> str:
+    """Outcomes of calls, by name or by name and key."""
+    if value is None:
+        return ""
+    if not isinstance(value, Mapping):
+        return f"must be a dict, not {given.shown(value)}"
+    fit = all(given.is_text(c) or (isinstance(c, tuple) and len(c) == 2 and all(given.is_text(part) for part in c)) for c in value)
+    return "" if fit else f"must hold outcomes by name or (name, key), not {given.shown(value)}"
 
 
 class Tasks(OpenedNamespace):
@@ -313,6 +325,12 @@ class Tasks(OpenedNamespace):
         self.get(task)
         return self.database.read(lambda tx: progress.notes_of_task(tx, task))
 
+    @given.checked(task=given.text)
+    def intents(self, task: str) -> Sequence[IntentRow]:
+        """What is known of the calls it made by ``ctx.external``, and those it is a retry of, or that are of it. Raises TaskNotFound."""
+        root = self.get(task).root
+        return self.database.read(lambda tx: intents.of_root(tx, root))
+
     @given.checked(task=given.either(given.a(Receipt), given.text))
     def result(self, task: str | Receipt) -> TaskResult:
         """The result of a task, by the names Celery's AsyncResult has. An id nobody knows is told when it is asked: TaskNotFound, never pending."""
@@ -381,10 +399,17 @@ class Tasks(OpenedNamespace):
         """Decide a review: it has not been done, and will not be."""
         self._decide(task, reason)
 
-    @given.checked(task=given.a(TaskRow), reason=given.reason)
-    def review_retry(self, task: TaskRow, *, reason: str) -> Receipt:
-        """Decide a review: it has not been done, a new linked task does it. Say in ``reason`` why it is safe."""
-        return self._succeeded(task, linked_retry(task, self._ids.new("task", 10), origin="review", actor=self._actor), reason)
+    @given.checked(task=given.a(TaskRow), reason=given.reason, calls=_calls)
+    def review_retry(self, task: TaskRow, *, reason: str, calls: Mapping[str | Call, Any] | None = None) -> Receipt:
+        """Decide a review: it has not been done, a new linked task does it. Say in ``reason`` why it is safe.
+
+        Its open calls by ``ctx.external`` count as not made, and are made again; but for ``calls``, by name or (name, key): these were made, with the outcome given.
+        Raises TaskInvalid for one that cannot be stored, ReviewConflict also for one it has not.
+        """
+        again = linked_retry(task, self._ids.new("task", 10), origin="review", actor=self._actor)
+        return self._succeeded(
+            task, again, reason, {(c, "") if isinstance(c, str) else c: encode_result(v) for c, v in (calls or {}).items()}
+        )
 
     @given.checked(task=given.a(TaskRow), reason=given.reason)
     def review_compensate(
@@ -403,14 +428,21 @@ class Tasks(OpenedNamespace):
         """
         return self._succeeded(task, compensation(task, self._request(handler, args, kwargs, "", options)), reason)
 
-    def _succeeded(self, task: TaskRow, successor: NewTask, reason: str) -> Receipt:
-        receipt = self._decide(task, reason, successor=successor)
+    def _succeeded(self, task: TaskRow, successor: NewTask, reason: str, known: Mapping[Call, str] | None = None) -> Receipt:
+        receipt = self._decide(task, reason, successor=successor, known=known)
         assert receipt is not None
         woken(self._wake, [successor.queue])
         return receipt
 
     def _decide(
-        self, task: TaskRow, reason: str, *, done: bool = False, result: str = "", successor: NewTask | None = None
+        self,
+        task: TaskRow,
+        reason: str,
+        *,
+        done: bool = False,
+        result: str = "",
+        successor: NewTask | None = None,
+        known: Mapping[Call, str] | None = None,
     ) -> Receipt | None:
         if task.namespace != self.namespace:
             raise TaskNotFound(f"there is no task {task.id!r} in namespace {self.namespace!r}")
@@ -424,6 +456,7 @@ class Tasks(OpenedNamespace):
                 reason=storable(reason),
                 actor=self._actor or "unnamed",
                 successor=successor,
+                known=known or {},
             )
         )
         if isinstance(answer, settling.ReviewRefused):

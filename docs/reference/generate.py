@@ -154,6 +154,8 @@ TABLES: Mapping[str, str] = {
     "time and what is in the bucket. A row goes when nothing is set of it.",
     "quota": "What may come in from outside: of a queue of a namespace, or of the namespace (`queue` is empty).",
     "acceptance": "Tasks that were accepted under a quota with a window, until no window counts them any more.",
+    "intent": "Calls that handlers make by `ctx.external`: by the first task (`root`), name and key; `OPEN` until it is known whether the call happened, then `DONE` with its "
+    "outcome, or `NOT_DONE`. `opening` tells one call from the next; `task`, `fence`: the attempt that began the newest. Goes with the last task of its root.",
     "handler": "What workers told of the handlers they serve, a row for each version: queue, effects, policy, permit and the parameters with their JSON Schemas. "
     "Whoever submits by name is checked against it.",
     "schedule": "Schedules: state, present version, the instant that fires next (`next_us`) and when the sweep looks (`due_us`), the newest one that is behind, counters.",

@@ -29,6 +29,7 @@ signals (they derive from ``BaseException`` and live beside their single catcher
     ├── SubscriptionConflict      the name is another subscription's; names what differs
     ├── DeliveryNotFound          the subscription has no delivery of that task's end (any more)
     ├── TransactionRefused        what a handler does in ctx.transaction() cannot be; says what to do instead
+    ├── ExternalRefused           what a handler asks of ctx.external() cannot be; says what to do instead; nothing was called
     ├── TransactionTooLong        ctx.transaction() held SQLite's write lock for too long
     ├── FingerprintMismatch       a node rebuilt another plan than was submitted
     ├── CodecError
@@ -177,6 +178,10 @@ class TransactionRefused(MillstreamError):
 
 class TransactionTooLong(MillstreamError):
     """``ctx.transaction()`` held SQLite's write lock for too long. Nothing of it was done."""
+
+
+class ExternalRefused(MillstreamError):
+    """What a handler asks of ``ctx.external()`` cannot be. Nothing was called; trying again does not help."""
 
 
 class FingerprintMismatch(MillstreamError):

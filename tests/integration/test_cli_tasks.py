@@ -26,7 +26,7 @@ LINE = {
     "id", "namespace", "handler", "key", "queue", "state", "cause", "reason", "starts", "failures", "created_us", "settled_us", "business_key",
     "retry_of", "superseded_by", "origin", "error_class",
 }  # fmt: skip
-SHOWN = LINE | {"why", "args", "kwargs", "result", "effects", "fence", "session", "attempts", "progress", "notes"}
+SHOWN = LINE | {"why", "args", "kwargs", "result", "effects", "fence", "session", "attempts", "progress", "notes", "calls"}
 
 
 class Program(CommandLine):
@@ -72,6 +72,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
     @handlers.task(name="pay")
     def pay(amount: int) -> None:
         raise NeedsReview(f"did the bank take {amount}?")
+
+    @handlers.task(name="charge", intents_only=True)
+    def charge(ctx: TaskContext, amount: int) -> list[Any]:
+        def call(_key: str) -> int:
+            raise TimeoutError(f"the bank does not answer for {amount}")
+
+        return [ctx.external("charge", call, key="1"), ctx.external("mail", lambda key: "sent")]
 
     installation = Installation.local(tmp_path)
     with (tmp_path / "worker.log").open("w") as log:
@@ -242,6 +249,24 @@ def test_submit_makes_one_task_of_one_key(program: Program) -> None:
     ):
         assert program.refused("tasks", "submit", *wrong)[0] == code
     assert len(program.data("tasks", "list")) == 1
+
+
+def test_a_call_whose_outcome_nobody_knows_is_shown_and_told(program: Program) -> None:
+    """As evidence of the review, and in the line that says why; who retries tells what was called, and the new task goes on from there."""
+    review = program.ended("charge", 7)
+    found = program.data("reviews", "show", review)
+    (call,) = found["calls"]
+    assert (found["cause"], call["name"], call["key"], call["state"], call["result"]) == ("intent", "charge", "1", "OPEN", None)
+    text = program.done("tasks", "show", review)
+    assert "call charge/1: OPEN" in text and "TimeoutError: the bank does not answer for 7" in text and call["idempotency_key"] in text
+    assert "not known is whether these were called: charge/1" in program.done("tasks", "why", review)
+    retry = ("reviews", "retry", review, "--reason", "seen in the ledger", "--called")
+    assert program.refused(*retry, "{broken")[0] == 2 and program.refused(*retry, '{"name": "charge", "keys": ""}')[0] == 2
+    assert program.refused(*retry, '{"name": "charge"}')[0] == 4, "it has a key"
+    said = program.done(*retry, '{"name": "charge", "key": "1", "result": 5}')
+    new = said.removeprefix(f"{review} is taken over by ")
+    assert program.tasks.wait(new, SECONDS) == [5, "sent"]
+    assert "call charge/1: DONE with 5 by review: " in program.done("tasks", "show", new)
 
 
 @pytest.mark.parametrize("verb", ["done", "fail", "retry"])

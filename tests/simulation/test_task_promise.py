@@ -11,9 +11,12 @@ from itertools import pairwise
 
 import pytest
 
+from millstream.testing.outside_calls import CALLS, Calls
 from millstream.testing.task_simulation import Script, TaskSimulation
 from millstream.testing.world import Faults
+from millstream_schema.durable.effects import IntentState
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
+from millstream_schema.durable.requests import decode_result
 from millstream_schema.durable.states import Cause, Effects, TaskState
 
 SEEDS = int(os.environ.get("MILLSTREAM_SIM_SEEDS") or 30)
@@ -28,7 +31,21 @@ def drawn(sim: TaskSimulation) -> list[NewTask]:
     found = []
     for i in range(TASKS):
         kind = rng.choice(
-            ["plain", "plain", "retried", "external", "permit", "ordered", "delayed", "snoozes", "doomed", "crashes", "deadline"]
+            [
+                "plain",
+                "plain",
+                "retried",
+                "external",
+                "permit",
+                "ordered",
+                "delayed",
+                "snoozes",
+                "doomed",
+                "crashes",
+                "deadline",
+                "calls",
+                "calls",
+            ]
         )
         key = f"{kind}-{i}"
         queue = rng.choice(["default", "default", "other"])
@@ -37,6 +54,10 @@ def drawn(sim: TaskSimulation) -> list[NewTask]:
                 new = sim.task(key, Script(fails=rng.randint(1, 4)), queue=queue)
             case "external":
                 new = sim.task(key, Script(seconds=0.5), queue=queue, effects=Effects.EXTERNAL, policy=Policy())
+            case "calls":
+                hook = rng.choice(["", "truthful", "truthful", "unsure"])
+                policy = Policy(attempts=5, delay_ms=100, losses=200, crashes=20, intents_only=True, reconciles=bool(hook))
+                new = sim.task(key, Script(seconds=0.3, calls=Calls(hook=hook)), queue=queue, effects=Effects.EXTERNAL, policy=policy)
             case "permit":
                 policy = Policy(attempts=5, delay_ms=100, permit_capacity=2, losses=200)
                 new = sim.task(key, Script(seconds=0.4), queue=queue, permit="printer", policy=policy)
@@ -66,6 +87,7 @@ def allowed(task: TaskRow) -> set[TaskState]:
         "doomed": {T.FAILED},
         "crashes": {T.SUCCEEDED, T.UNKNOWN},
         "deadline": {T.SUCCEEDED, T.EXPIRED},
+        "calls": {T.SUCCEEDED, T.UNKNOWN, T.FAILED},
     }.get(kind, {T.SUCCEEDED})
     return ends | {T.CANCELLED} if task.cancel or task.cause is Cause.CANCELLED else ends
 
@@ -112,6 +134,8 @@ def judge(sim: TaskSimulation, rows: dict[str, TaskRow], cancelled: set[str]) ->
         assert task.state is not T.CANCELLED or task.key in cancelled, say
         assert not task.permit_held and not task.session, say
         assert len({r.fence for r in runs}) == len(runs), f"one attempt ran twice; {say}"
+        if task.key.startswith("calls"):
+            continue  # their effects are judged by what really happened
         if task.state is T.SUCCEEDED:
             assert task.result == f'["{task.id}",{task.fence}]', f"another attempt's result; {say}"
             assert any(r.fence == task.fence and r.reported == "Succeeded" for r in runs), say
@@ -120,6 +144,28 @@ def judge(sim: TaskSimulation, rows: dict[str, TaskRow], cancelled: set[str]) ->
         if task.effects is Effects.EXTERNAL and runs and task.state is not T.SUCCEEDED:
             assert task.state is T.UNKNOWN or task.cause is Cause.CANCELLED, f"its effect was guessed at; {say}"
     in_order(sim, rows)
+    nothing_guessed(sim, rows)
+
+
+def nothing_guessed(sim: TaskSimulation, rows: dict[str, TaskRow]) -> None:
+    """Each call had its effect at most once. What is recorded happened, with that outcome; what is said not to have happened did not; where nobody knows, a person is asked."""
+    known = defaultdict(list)
+    for row in sim.intents():
+        known[row.root].append(row)
+        happened = sim.outside.effects[row.idempotency_key]
+        say = f"seed {sim.world.seed}: {row}, and {happened} happened"
+        assert len(happened) <= 1, say
+        assert row.state is not IntentState.DONE or [decode_result(row.result or "")] == happened, say
+        assert row.state is not IntentState.NOT_DONE or not happened, say
+        sim.world.probes[f"call at last {row.state}, happened {len(happened)}"] += 1
+    for task in rows.values():
+        calls = known[task.root]
+        say = f"seed {sim.world.seed}: {task.key} is {task.state} ({task.cause}: {task.reason}), known is {calls}"
+        assert task.open_intents == sum(row.open for row in calls), say
+        assert (task.state is T.UNKNOWN) or not task.open_intents, say
+        if task.key.startswith("calls") and task.state is T.SUCCEEDED:
+            outcomes = [decode_result(row.result or "") for row in sorted(calls, key=lambda r: r.opened_us)]
+            assert decode_result(task.result) == outcomes and len(outcomes) == len(CALLS), say
 
 
 def in_order(sim: TaskSimulation, rows: dict[str, TaskRow]) -> None:
@@ -155,6 +201,8 @@ def test_without_faults_every_task_ends_as_its_script_says() -> None:
     """Nothing is in review but what took its process along three times; nothing runs twice that need not."""
     sim = run(1_000, Faults())
     for task in sim.rows().values():
-        if task.effects is Effects.EXTERNAL and task.cause is not Cause.CANCELLED:
+        if task.effects is Effects.EXTERNAL and task.cause is not Cause.CANCELLED and not task.key.startswith("calls"):
             assert task.state is T.SUCCEEDED
         assert task.losses == 0
+    for reached in ("call refused", "reconcile: truthful", "call at last OPEN, happened 0", "call at last OPEN, happened 1"):
+        assert sim.world.probes[reached], f"{reached} was not met: draw another seed"

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from millstream_coordinator.task_sweep import TaskSweep
-from millstream_schema.durable.outcomes import AnyOutcome, Crashed, GaveUp, Raised, RetryAsked, Snoozed, Succeeded
+from millstream_schema.durable.effects import IntentRow
+from millstream_schema.durable.outcomes import AnyOutcome, Crashed, GaveUp, Raised, Reported, RetryAsked, Snoozed, Succeeded
 from millstream_schema.durable.records import NewTask, Policy, Receipt, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.errors import CommitUnknown, StoreError
@@ -23,6 +24,7 @@ from millstream_schema.store.rows import to
 from millstream_tasks.durable.host import HostSettings, TaskHost
 
 from .outside import SimDatabase
+from .outside_calls import CallingProcess, Calls, Outside
 from .world import Crash, Faults, SimChance, SimClock, SimIds, World
 
 LEASE_MS = 3000
@@ -32,7 +34,10 @@ QUEUES = ("default", "other")
 
 
 class Script(msgspec.Struct, frozen=True):
-    """What a simulated handler does: runs about ``seconds``; raises in its first ``fails`` runs, snoozes in its first ``snoozes``; ``end``: how it ends at last."""
+    """What a simulated handler does: runs about ``seconds``; raises in its first ``fails`` runs, snoozes in its first ``snoozes``; ``end``: how it ends at last.
+
+    ``calls``: it calls the outside instead.
+    """
 
     seconds: float = 0.1
     fails: int = 0
@@ -40,6 +45,7 @@ class Script(msgspec.Struct, frozen=True):
     end: str = "return"
     crash: float = 0.0
     obeys: bool = True
+    calls: Calls | None = None
 
 
 class Ran(msgspec.Struct):
@@ -102,9 +108,27 @@ class SimPool:
         if worker.paused:
             worker.sim.world.at(0.3, lambda: self._end(task, script, ran))
             return
-        del self._running[task.id, task.fence]
+        if script.calls is None:
+            self._say(task, ran, self._outcome(task, script))
+            return
+        sim = worker.sim
+        process = CallingProcess(sim.world, sim.outside, sim.database, sim.ids, lambda: (task.id, task.fence) in self._running)
+        outcome = process.run(task, script.calls)
+        if outcome is None and worker.pool is self and sim.world.rng.random() < 0.5:
+            worker.crash()  # and everything beside it
+        else:
+            self._say(task, ran, Crashed("exit code -9") if outcome is None else outcome)
+
+    def _say(self, task: TaskRow, ran: Ran, outcome: Reported) -> None:
+        """Report to the worker, if it is there still; also what a zombie has to say."""
+        worker = self._worker
+        if worker.host is None or worker.pool is not self:
+            return
+        if worker.paused:
+            worker.sim.world.at(0.3, lambda: self._say(task, ran, outcome))
+            return
+        self._running.pop((task.id, task.fence), None)
         ran.ended = worker.sim.world.now
-        outcome = self._outcome(task, script)
         ran.reported = type(outcome).__name__
         worker.host.ended(task.id, task.fence, outcome, (), ran.ended - ran.began)
         worker.poke()
@@ -288,6 +312,7 @@ class TaskSimulation:
         self.database = SimDatabase(self.world, self.database_clock)
         create_schema(self.database)
         self.ran: list[Ran] = []
+        self.outside = Outside(self.world)
         self.capacities: dict[str, int] = {}
         self.caller = Caller(self)
         self.workers = [SimWorker(self, f"w{i}", slots) for i in range(workers)]
@@ -311,6 +336,11 @@ class TaskSimulation:
         found: dict[str, TaskRow] = self._read(lambda tx: {r["key"]: to(TaskRow, r) for r in tx.rows(tx.t.task.select())})
         return found
 
+    def intents(self) -> list[IntentRow]:
+        """What is known of calls to the outside."""
+        found: list[IntentRow] = self._read(lambda tx: [to(IntentRow, r) for r in tx.rows(tx.t.intent.select())])
+        return found
+
     def _read(self, work: Callable[[Transaction], Any]) -> Any:
         current, self.world.current = self.world.current, None
         try:
@@ -319,10 +349,12 @@ class TaskSimulation:
             self.world.current = current
 
     def check(self) -> None:
-        """What must hold at every moment: permits are held by as many tasks as they say, never more than the largest capacity they had."""
+        """What must hold at every moment: permits are held by as many tasks as they say, never more than the largest capacity they had; nothing that is over has an open call."""
 
         def work(tx: Transaction) -> None:
             t = tx.t.task
+            over = tx.row(t.select().where(t.c.open_intents > 0, t.c.settled_us > 0))
+            assert over is None, f"it is over with an open call: {over}"
             held: dict[str, int] = {}
             for row in tx.rows(t.select().where(t.c.permit_held == 1)):
                 task = to(TaskRow, row)

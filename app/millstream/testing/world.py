@@ -109,7 +109,9 @@ class World:
             raise self._broken
 
     def nap(self, seconds: float) -> None:
-        """The rest of the world goes on for a while. The caller stands still: it sees that none of its own events run."""
+        """The rest of the world goes on for a while. The caller stands still: it sees that none of its own events run. One at a time: within another's, no time passes."""
+        if self._asleep:
+            return
         end = self.now + seconds
         current, self.current, self._asleep = self.current, None, True
         try:

@@ -19,6 +19,8 @@ RANK_STEP_US = 1_000_000
 """How much earlier one unit of priority lets a task be taken. Rank is an instant: what waits long enough overtakes everything, so nothing starves."""
 
 
+_NOT_BEGUN = (o.Unstarted, o.Absent, o.Unreached)
+"""Ends of attempts whose handler's code did not run."""
 SOONEST_ASK_US, LATEST_ASK_US = 5 * 1_000_000, 600 * 1_000_000
 """Pause before another database that could not be reached is asked again: a tenth of the task's age, within these bounds."""
 
@@ -45,7 +47,11 @@ def rank(available_us: int, priority: int) -> int:
 
 def on_end(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chance: float) -> Decision:
     """What becomes of a held task whose attempt has ended. ``chance`` in [0, 1) decides the jitter of a back-off."""
-    return _resolved(task, outcome, now) if task.ending is not None else parked(task, _ended(task, policy, outcome, now, chance))
+    begun = not (isinstance(outcome, _NOT_BEGUN) or (isinstance(outcome, o.Lost) and not outcome.started))
+    asks = policy.reconciles and isinstance(outcome, o.UNCHOSEN) if begun else True
+    if task.ending is not None:
+        return doubted(task, _resolved(task, outcome, now), asks=True)
+    return parked(task, doubted(task, _ended(task, policy, outcome, now, chance), asks=asks))
 
 
 def _ended(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chance: float) -> Decision:
@@ -64,6 +70,8 @@ def _ended(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chanc
             return Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED if task.cancel else Cause.HANDLER, reason=message)
         case o.AskedForReview(message=message):
             return Decision(state=TaskState.UNKNOWN, cause=Cause.HANDLER, reason=message)
+        case o.InDoubt(message=message):
+            return Decision(state=TaskState.UNKNOWN, cause=Cause.INTENT, reason=message)
         case o.Unfit(message=message):
             return Decision(state=TaskState.FAILED, cause=Cause.RESULT, reason=message, failures=1)
         case o.Snoozed(for_us=for_us):
@@ -74,6 +82,23 @@ def _ended(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chanc
             return _raised(task, policy, outcome, now, chance)
         case o.Lost() | o.Crashed() | o.Killed():
             return _unchosen(task, policy, outcome, now, chance)
+
+
+def doubted(task: TaskRow, decision: Decision, *, asks: bool) -> Decision:
+    """A decision about a task that has open intents: nobody knows whether those calls happened, so it neither ends nor goes on by itself, whatever its handler chose.
+
+    ``asks``: it may go on, because what is known of them is asked for before its code runs.
+    """
+    goes_on = asks and not decision.state.settled
+    if not task.open_intents or decision.state is TaskState.UNKNOWN or goes_on:
+        return decision
+    calls = "a call" if task.open_intents == 1 else f"{task.open_intents} calls"
+    said = f" ({decision.cause})" if decision.cause else ""
+    because = f": {decision.reason}" if decision.reason else ""
+    reason = f"the outcome of {calls} by ctx.external is not known; without that it would be {decision.state}{said}{because}"
+    return msgspec.structs.replace(
+        decision, state=TaskState.UNKNOWN, cause=Cause.INTENT, reason=reason, wake_us=None, keeps_permit=False, ending=None
+    )
 
 
 def parked(task: TaskRow, decision: Decision) -> Decision:
@@ -162,7 +187,7 @@ def on_limit(task: TaskRow, now: int) -> Decision | None:
     late = expired(task, now)
     if not late or task.state.held or task.ending is not None:
         return None
-    return parked(task, Decision(state=TaskState.EXPIRED, cause=late))
+    return parked(task, doubted(task, Decision(state=TaskState.EXPIRED, cause=late), asks=False))
 
 
 def _snoozed(task: TaskRow, policy: Policy, for_us: int, now: int) -> Decision:
@@ -240,7 +265,7 @@ def _poison(task: TaskRow, why: str, crashes: int, losses: int) -> Decision:
 def on_cancel(task: TaskRow) -> Decision | None:
     """A request to cancel: at once before it is known to run (its worker finds out when it starts or ends it); None: only the flag is set, and the first settled end wins."""
     if task.ending is None and task.state in (TaskState.SCHEDULED, TaskState.READY, TaskState.DISPATCHED, TaskState.RETRY_WAIT):
-        return parked(task, Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED))
+        return parked(task, doubted(task, Decision(state=TaskState.CANCELLED, cause=Cause.CANCELLED), asks=False))
     return None
 
 

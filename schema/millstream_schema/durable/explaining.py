@@ -31,12 +31,14 @@ class WhyFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked up for one task. ``now_us``: the database's time. ``serving``: live sessions that serve its queue, ``able``: those of them that have its handler,
     ``elsewhere``: sessions that have the handler and serve other queues. ``ahead``: tasks of its lane that are taken before it, as far as they were counted.
     ``gate``: what blocks it, or stands before its queue. ``progress``: what its attempt told last.
+    ``open_calls``: calls by ``ctx.external`` that were begun and whose outcome is not known.
     """
 
     now_us: int
     holder: Holder | None = None
     permit: PermitRow | None = None
     gate: Gate | None = None
+    open_calls: tuple[str, ...] = ()
     serving: int = 0
     able: int = 0
     elsewhere: int = 0
@@ -50,7 +52,7 @@ def why(task: TaskRow, facts: WhyFacts) -> str:
         case TaskState.SCHEDULED:
             return _due(task, facts)
         case TaskState.RETRY_WAIT:
-            return f"{_due(task, facts)}: {_after(task)}"
+            return f"{_due(task, facts)}: {_after(task)}{_open(facts)}"
         case TaskState.READY if task.ending is not None:
             return f"its end is decided ({task.cause}); a worker asks database {task.marker!r} first whether an attempt has committed there"
         case TaskState.READY if task.blocked_by:
@@ -61,7 +63,7 @@ def why(task: TaskRow, facts: WhyFacts) -> str:
             return _held(task, facts)
         case TaskState.UNKNOWN:
             said = f": {one_line(task.reason)}" if task.reason else ""
-            return f"it is in review since {instant(task.changed_us)} ({task.cause or 'unknown'}){said}{_told(facts)}"
+            return f"it is in review since {instant(task.changed_us)} ({task.cause or 'unknown'}){said}{_told(facts)}{_open(facts)}"
         case _:
             replaced = f"; task {task.superseded_by} followed it" if task.superseded_by else ""
             return f"it is over since {instant(task.settled_us)}: {task.state}" + (f" ({task.cause})" if task.cause else "") + replaced
@@ -72,6 +74,10 @@ def _due(task: TaskRow, facts: WhyFacts) -> str:
     if left <= 0:
         return f"it was due at {instant(task.wake_us or 0)} and the next sweep or claim takes it up: is a worker running?"
     return f"it is due at {instant(task.wake_us or 0)}, in {_seconds(left)}"
+
+
+def _open(facts: WhyFacts) -> str:
+    return f"; not known is whether these were called: {', '.join(facts.open_calls)}" if facts.open_calls else ""
 
 
 def _after(task: TaskRow) -> str:

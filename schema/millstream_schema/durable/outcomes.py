@@ -60,6 +60,12 @@ class AskedForReview(Outcome, frozen=True, tag=True):
     message: str = ""
 
 
+class InDoubt(Outcome, frozen=True, tag=True):
+    """A call by ``ctx.external`` was begun, and nobody can say whether it happened: what the handler made of that is no end."""
+
+    message: str = ""
+
+
 class Unstarted(Outcome, frozen=True, tag=True):
     """It was claimed and never began: no attempt, no crash."""
 
@@ -108,6 +114,7 @@ AnyOutcome = (
     | CancelledItself
     | Overran
     | AskedForReview
+    | InDoubt
     | Unstarted
     | Unfit
     | Absent

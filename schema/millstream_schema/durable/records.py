@@ -32,6 +32,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """As a submission may set them, for those that do not (0: none)."""
     intents_only: bool = False
     """All effects go through ``ctx.external``: an attempt that ended without an open intent had none that are unknown."""
+    reconciles: bool = False
+    """Its handler has a hook that can tell what became of an open intent: the next attempt asks it before anything else."""
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,8 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of which gates it took a token when it was claimed, as bits."""
     limit_us: int | None = None
     """Until when it has to start, while nobody holds it and there is such a limit."""
+    open_intents: int = 0
+    """Calls by ``ctx.external`` that were begun by its attempts and whose outcome is not known. No task that is over has any."""
 
     @property
     def lane(self) -> str:

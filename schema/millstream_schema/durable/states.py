@@ -8,6 +8,7 @@
         │          │ └── RETRY_WAIT ◀─────────┘ └────▶ UNKNOWN ──▶ SUCCEEDED | FAILED
         └──────────┴──▶ CANCELLED | EXPIRED
 
+READY and RETRY_WAIT become UNKNOWN, too, where a call by ``ctx.external`` is in doubt and nobody can be asked about it any more: cancelled, or too late to start.
 DISPATCHED is claimed and not known to have started; its effects are still impossible or, for an attempt whose start is folded into the claim, harmless to repeat. UNKNOWN is in
 review: nobody knows whether the effect happened, so nothing happens by itself.
 """
@@ -55,10 +56,10 @@ _ENDS = frozenset({T.READY, T.RETRY_WAIT, T.SUCCEEDED, T.FAILED, T.CANCELLED, T.
 
 TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     T.SCHEDULED: frozenset({T.READY, T.CANCELLED, T.EXPIRED}),
-    T.READY: frozenset({T.DISPATCHED, T.RUNNING, T.CANCELLED, T.EXPIRED}),
+    T.READY: frozenset({T.DISPATCHED, T.RUNNING, T.CANCELLED, T.EXPIRED, T.UNKNOWN}),
     T.DISPATCHED: _ENDS | {T.RUNNING},
     T.RUNNING: _ENDS,
-    T.RETRY_WAIT: frozenset({T.READY, T.CANCELLED, T.EXPIRED}),
+    T.RETRY_WAIT: frozenset({T.READY, T.CANCELLED, T.EXPIRED, T.UNKNOWN}),
     T.UNKNOWN: frozenset({T.SUCCEEDED, T.FAILED}),
     T.SUCCEEDED: frozenset(),
     T.FAILED: frozenset(),

@@ -14,7 +14,7 @@ from ..durable.gates import Gate, GateKind, gates_of
 from ..durable.records import PermitRow, TaskRow
 from ..durable.states import TaskState
 from ..states import NodeState
-from . import catalogue, gates, progress
+from . import catalogue, gates, intents, progress
 from .database import Transaction
 from .rows import to
 
@@ -28,9 +28,9 @@ def facts(tx: Transaction, task: TaskRow) -> WhyFacts:
     if task.state.held:
         return WhyFacts(now_us=now, holder=_holder(tx, task.session), progress=progress.latest(tx, task.id, task.fence))
     if task.state is TaskState.UNKNOWN:
-        return WhyFacts(now_us=now, progress=progress.latest(tx, task.id, task.fence))
+        return WhyFacts(now_us=now, progress=progress.latest(tx, task.id, task.fence), open_calls=_open_calls(tx, task))
     if task.state is not TaskState.READY:
-        return WhyFacts(now_us=now)
+        return WhyFacts(now_us=now, open_calls=_open_calls(tx, task))
     if task.blocked_by:
         return WhyFacts(now_us=now, permit=_permit(tx, task), gate=_gate(tx, task))
     sessions = catalogue.live_sessions(tx).values()
@@ -39,6 +39,11 @@ def facts(tx: Transaction, task: TaskRow) -> WhyFacts:
         now_us=now, gate=_gate(tx, task), serving=len(serving), able=sum(task.handler in s.handlers for s in serving),
         elsewhere=sum(task.handler in s.handlers and task.queue not in s.queues for s in sessions), ahead=_ahead(tx, task),
     )  # fmt: skip
+
+
+def _open_calls(tx: Transaction, task: TaskRow) -> tuple[str, ...]:
+    found = intents.of_root(tx, task.root) if task.open_intents else []
+    return tuple(str(row.id) for row in found if row.open)
 
 
 def _holder(tx: Transaction, session: str) -> Holder | None:

@@ -16,6 +16,7 @@ from ..durable.deliveries import DeliveryState
 from ..durable.finding import Place
 from ..durable.retention import RetentionRule
 from ..durable.states import SETTLED
+from . import intents
 from .columns import not_empty
 from .database import Transaction
 from .rows import to
@@ -90,6 +91,7 @@ def purge(tx: Transaction, namespace: str, ids: Sequence[str]) -> int:
     if gone:
         for table in (tx.t.attempt, tx.t.progress, tx.t.note):
             tx.delete(table, table.c.task.in_(gone))
+        intents.forget(tx, gone)
         tx.delete(t, t.c.id.in_(gone))
     return len(gone)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from ..durable.outcomes import Absent, AnyOutcome, Lost, Raised, Succeeded, Unfi
 from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
-from . import events, gates
+from . import events, gates, intents
 from .columns import not_empty
 from .database import Query, Transaction
 from .tables import Tables
@@ -38,6 +39,7 @@ class Answer(enum.StrEnum):
 
 ERROR_CLASS_KEPT = 200
 """Characters of an exception's class name."""
+_NO_CALLS: Mapping[intents.Call, str] = MappingProxyType({})
 _BEST = list(Answer)
 
 
@@ -63,6 +65,7 @@ def _succeed(t: Tables) -> sa.Update:
     where = [
         c.id.in_(sa.bindparam("ids", expanding=True)), c.token == sa.bindparam("claim_token"), c.fence == sa.bindparam("claim_fence"),
         c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), c.permit_held == 0,
+        c.open_intents == 0,
     ]  # fmt: skip
     return sa.update(t.task).where(*where).values(values)
 
@@ -149,11 +152,11 @@ def _kept(tx: Transaction, task: str, fence: int) -> str | None:
 def _apply_end(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answer:
     policy = msgspec.json.decode(task.policy, type=Policy)
     outcome = s.outcome
-    if isinstance(outcome, Succeeded) and s.submits:
+    if isinstance(outcome, Succeeded) and s.submits and not task.open_intents:
         outcome = _continued(tx, s.submits) or outcome
     decision = on_end(task, policy, outcome, now, s.chance)
     extra: dict[str, Any] = {}
-    if isinstance(outcome, Succeeded):
+    if isinstance(outcome, Succeeded) and decision.state is TaskState.SUCCEEDED:
         extra["result"] = outcome.result
     elif decision.state in (TaskState.FAILED, TaskState.UNKNOWN):
         extra["error"] = decision.reason[:TEXT_KEPT]
@@ -164,7 +167,10 @@ def _apply_end(tx: Transaction, task: TaskRow, s: Settlement, now: int) -> Answe
     elif task.state is TaskState.DISPATCHED:
         extra["starts"] = task.starts + 1  # held ahead, and begun without a write of its own
     apply(tx, task, decision, now, announced=False, **extra)
-    if not isinstance(outcome, Succeeded | Unstarted | Absent):
+    if isinstance(outcome, Succeeded) and decision.state is not TaskState.SUCCEEDED:
+        said = msgspec.structs.replace(decision, reason=_said(outcome))  # what it returned is offered, and decides nothing
+        keep_attempt(tx, task.id, task.fence, task.session, "Succeeded", said, task.started_us, now)
+    elif not isinstance(outcome, Succeeded | Unstarted | Absent):
         keep_attempt(tx, task.id, task.fence, task.session, type(outcome).__name__, decision, task.started_us, now)
     return Answer.APPLIED
 
@@ -190,6 +196,8 @@ def settle_success(tx: Transaction, s: Settlement) -> Answer | Unfit:
         task = lock_task(tx, s.task)
         if task is None or (task.fence, task.token) != (s.fence, s.token) or not task.state.held:
             return Answer.STALE
+        if task.open_intents:
+            return Unfit("a call by ctx.external is open: its outcome has to be known before the task can succeed")
         unfit = _continued(tx, s.submits)
         if unfit is not None:
             return unfit
@@ -315,15 +323,26 @@ class ReviewRefused(enum.StrEnum):
     GONE = "there is no such task"
     MOVED = "the task has changed since it was read"
     NOT_IN_REVIEW = "the task is not in review"
+    NO_CALL = "it has no call of that name and key whose outcome is not known"
     TAKEN = "the key of the task that is to follow it is known with other content"
 
 
 def review(
-    tx: Transaction, task_id: str, rev: int, *, done: bool, result: str, reason: str, actor: str, successor: NewTask | None = None
+    tx: Transaction,
+    task_id: str,
+    rev: int,
+    *,
+    done: bool,
+    result: str,
+    reason: str,
+    actor: str,
+    successor: NewTask | None = None,
+    known: Mapping[intents.Call, str] = _NO_CALLS,
 ) -> ReviewRefused | Receipt | None:
     """A person's decision on an UNKNOWN task, compare-and-set on ``rev``. ``successor``: the linked task that does it again, or the one that makes up for it.
 
-    None or the new task's receipt: decided.
+    None or the new task's receipt: decided. Its open intents are closed with it, as done, not done, or made up for; ``known``: the encoded outcomes of calls that were made
+    although the task is not done.
     """
     task = lock_task(tx, task_id)
     if task is None:
@@ -337,8 +356,11 @@ def review(
         return ReviewRefused.NOT_IN_REVIEW
     if task.rev != rev:
         return ReviewRefused.MOVED
+    there = intents.without_outcome(tx, task.root)
+    if set(known) - {(row.name, row.key) for row in there}:
+        return ReviewRefused.NO_CALL
     receipt: Receipt | ReviewRefused | None = None
-    extra: dict[str, Any] = {"result": result} if done else {"error": reason[:TEXT_KEPT]}
+    extra: dict[str, Any] = {"open_intents": 0, **({"result": result} if done else {"error": reason[:TEXT_KEPT]})}
     if successor is not None:
         receipt = _followed(tx, successor)
         if isinstance(receipt, ReviewRefused):
@@ -347,6 +369,8 @@ def review(
     now = tx.now_us()
     decision = Decision(state=state, cause=Cause.REVIEWED, reason=said)
     apply(tx, task, decision, now, **extra)
+    compensated = f"made up for by {successor.id}" if successor is not None and not successor.retry_of else ""
+    intents.close_reviewed(tx, there, done=done, known=known, who=f"review: {actor}"[:200], said=compensated)
     keep_attempt(tx, task.id, task.fence, actor[:64], "Reviewed", decision, task.started_us, now, late=True)
     return receipt
 

@@ -52,6 +52,7 @@ class Tables:
     # effects
     progress: Table
     note: Table
+    intent: Table
 
     # schedules
     schedule: Table

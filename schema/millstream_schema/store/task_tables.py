@@ -71,6 +71,7 @@ def task_tables(m: MetaData, p: str) -> dict[str, Table]:
         big("amiss_us", null=True),
         Column("tokens", Integer, nullable=False, default=0, server_default=text("0")),
         big("limit_us", null=True),
+        Column("open_intents", Integer, nullable=False, default=0, server_default=text("0")),
         big("rev"),
         UniqueConstraint("namespace", "handler", "key", name=f"{p}task_identity"),
         one_of("state", TaskState, f"{p}task_state"),

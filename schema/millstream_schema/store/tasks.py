@@ -101,7 +101,7 @@ def _values(new: NewTask, waits: bool) -> dict[str, Any]:
         "crashes": 0, "losses": 0, "snoozes": 0, "starts": 0, "cancel": 0, "permit": new.permit, "ordered": int(new.ordered), "permit_held": 0,
         "permit_seq": 0, "blocked_by": None, "ready_lane": None if waits else lane(new.namespace, new.queue), "claimed_us": 0, "started_us": 0,
         "settled_us": 0, "result": "", "error": "", "origin": new.origin, "root": new.root or new.id, "retry_of": new.retry_of, "superseded_by": "",
-        "actor": new.actor, "marker": "", "error_class": "", "amiss_us": None, "tokens": 0, "rev": 0,
+        "actor": new.actor, "marker": "", "error_class": "", "amiss_us": None, "tokens": 0, "open_intents": 0, "rev": 0,
     }  # fmt: skip
 
 

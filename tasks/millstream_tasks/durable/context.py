@@ -5,6 +5,7 @@ Made by :mod:`.execution` for each attempt, used by user code on its thread. Wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,9 +13,10 @@ import msgspec
 
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.requests import Options
-from millstream_schema.errors import TransactionRefused
+from millstream_schema.errors import ExternalRefused, TransactionRefused
 from millstream_schema.store.handler_transactions import HandlerTransaction
 
+from .external import ExternalCalls
 from .handlers import Handler, HandlerRegistry
 from .surroundings import Surroundings
 from .transactions import AttemptTransaction
@@ -31,6 +33,8 @@ class TaskContext:
         self._ends_at = around.clock.monotonic() + run_ms / 1000 if run_ms else None
         self.submits: list[NewTask] = []
         self._transaction = AttemptTransaction(task, around, self.submits)
+        handler = registry.find(task.handler)
+        self._calls = ExternalCalls(task, around, None if handler is None else handler.reconcile)
 
     @property
     def task_id(self) -> str:
@@ -79,6 +83,30 @@ class TaskContext:
         """What became of its transaction."""
         return self._transaction
 
+    @property
+    def calls(self) -> ExternalCalls:
+        """What became of its calls to the outside."""
+        return self._calls
+
+    def external(self, name: str, call: Callable[[str], Any], *, key: str = "") -> Any:
+        """Make a call to the outside once: ``call(idempotency_key)``; what it gave, also to the next attempts, without calling again.
+
+        It is known by ``name`` and ``key`` within this task and those that do it again; ``key`` is for names that are used more than once in an attempt. That it is about to be
+        made is committed before, its outcome after it: plain values, at most 256 KiB, which come back as they are stored. All attempts have the same idempotency key: send it.
+
+        ``raise NotDone`` in it says that it certainly did not happen: the intent is closed and the exception goes on. Any other exception says nothing: the handler's ``reconcile``
+        hook is asked; where it cannot say, or there is none, the handler is left, and the task is in review. An attempt whose outcome is not known has no other end.
+
+        Raises ExternalRefused (nothing was called), Fenced, StoreUnavailable (not called), TaskInvalid (called, and its outcome cannot be stored).
+        """
+        if self.settled:
+            raise ExternalRefused("the task has succeeded with its ctx.transaction(): make the call before that")
+        if self._transaction.open_now:
+            raise ExternalRefused(
+                "ctx.external() within ctx.transaction(): a call to the outside would hold its locks; make it before the block"
+            )
+        return self._calls.run(name, call, key)
+
     def transaction(self, database: str = "") -> AbstractContextManager[HandlerTransaction]:
         """``with ctx.transaction() as tx``: what is done through ``tx.execute``, ``tx.session`` or ``tx.connection`` commits together with the end of this task, or not at all.
 
@@ -87,6 +115,8 @@ class TaskContext:
 
         Once in an attempt. Its submissions so far come in with it. Raises Fenced when this attempt is not the valid one any more, StoreUnavailable, TransactionRefused.
         """
+        if self._calls.doubt is not None:
+            raise self._calls.doubt
         return self._transaction.open(database)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:

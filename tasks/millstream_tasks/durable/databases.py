@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import TypeVar
 
 from millstream_schema.errors import TransactionRefused
 from millstream_schema.ports import Clock
@@ -14,6 +15,8 @@ from millstream_schema.store.database import Database
 from millstream_schema.store.handler_transactions import HeldDatabase
 
 from .handlers import Source
+
+D = TypeVar("D", bound=Database)
 
 
 class HandlerDatabases:
@@ -30,10 +33,10 @@ class HandlerDatabases:
         self._held: dict[str, Database] = {}
 
     def short(self) -> Database:
-        """Ours, for statements about an attempt. Raises StoreUnavailable at the first use."""
+        """Ours, for statements about an attempt. Raises TransactionRefused for one in memory; StoreUnavailable at the first use."""
         with self._lock:
             if self._short is None:
-                self._short = Database(self._url, self._clock, prefix=self._prefix, timeout_ms=self._timeout_ms)
+                self._short = _shared(Database(self._url, self._clock, prefix=self._prefix, timeout_ms=self._timeout_ms))
             return self._short
 
     def held(self, name: str) -> Database:
@@ -41,11 +44,7 @@ class HandlerDatabases:
         with self._lock:
             if name not in self._held:
                 found = HeldDatabase(self._address(name), self._clock, prefix=self._prefix, timeout_ms=self._timeout_ms)
-                if found.dialect == "sqlite" and found.url.database in (None, "", ":memory:"):
-                    raise TransactionRefused(
-                        "ctx.transaction() needs a database in a file or on a server: one in memory has a single connection"
-                    )
-                self._held[name] = found
+                self._held[name] = _shared(found)
             return self._held[name]
 
     def _address(self, name: str) -> str:
@@ -65,3 +64,12 @@ class HandlerDatabases:
                     database.close()
             self._short = None
             self._held.clear()
+
+
+def _shared(database: D) -> D:
+    """One that a second connection leads to as well. Raises TransactionRefused."""
+    if database.dialect == "sqlite" and database.url.database in (None, "", ":memory:"):
+        raise TransactionRefused(
+            "ctx.transaction() and ctx.external() need a database in a file or on a server: one in memory has a single connection"
+        )
+    return database

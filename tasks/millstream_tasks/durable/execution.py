@@ -19,6 +19,7 @@ from millstream_schema.durable.outcomes import (
     CancelledItself,
     Committed,
     GaveUp,
+    InDoubt,
     Overran,
     Raised,
     Reported,
@@ -31,18 +32,17 @@ from millstream_schema.durable.outcomes import (
 )
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.requests import decode_arguments, encode_result
-from millstream_schema.errors import CodecError, Fenced, TaskInvalid, TransactionRefused, UnknownHandler
-from millstream_schema.reasons import storable
+from millstream_schema.errors import CodecError, ExternalRefused, Fenced, StoreError, TaskInvalid, TransactionRefused, UnknownHandler
 
 from .context import TaskContext
+from .external import InDoubt as InDoubtSignal
 from .handlers import Handler, HandlerRegistry
 from .surroundings import Surroundings
+from .texts import text_of
 from .transactions import MarkerSays, before
 from .verbs import Cancel, Fail, NeedsReview, Retry, Snooze
 
 log = structlog.get_logger(__name__)
-TEXT_KEPT = 20_000
-"""Characters of an exception's text that are kept."""
 
 
 def execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> tuple[Reported, tuple[NewTask, ...]]:
@@ -65,26 +65,31 @@ def _execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> 
     except UnknownHandler:
         return Unstarted(), ()
     except (TaskInvalid, CodecError) as exc:
-        return GaveUp(_text(exc)), ()
+        return GaveUp(text_of(exc)), ()
     except BaseException as exc:  # a validator of the user's own may raise anything
         return outcome_of(exc), ()
+    doubted = _asked(context)
+    if doubted is not None:
+        return doubted, ()
     try:
         value = handler.function(context, *args, **kwargs) if handler.wants_context else handler.function(*args, **kwargs)
     except BaseException as exc:
-        if not context.settled:
+        if not context.settled and context.calls.doubt is None:
             return _failed(exc, handler, around.told(), context.overdue), ()
-        if not isinstance(exc, MarkerSays):
-            log.warning("a handler raised after its transaction had committed; its task has succeeded", task=task.id, error=_text(exc))
+        if context.settled and not isinstance(exc, MarkerSays):
+            log.warning("a handler raised after its transaction had committed; its task has succeeded", task=task.id, error=text_of(exc))
     if context.work.committed:
         return Committed(), ()
     if context.work.sealed is not None:
         return context.work.sealed, context.work.sealed_submits
     if context.work.unknown is not None:
         return outcome_of(context.work.unknown), ()  # it may have committed: what the handler made of that is no end
+    if context.calls.doubt is not None:
+        return outcome_of(context.calls.doubt), ()  # likewise
     try:
         return Succeeded(encode_result(value)), tuple(context.submits)
     except TaskInvalid as exc:
-        return Unfit(_text(exc)), ()
+        return Unfit(text_of(exc)), ()
 
 
 def _before(task: TaskRow, around: Surroundings) -> tuple[AnyOutcome, tuple[NewTask, ...]] | None:
@@ -94,16 +99,28 @@ def _before(task: TaskRow, around: Surroundings) -> tuple[AnyOutcome, tuple[NewT
     except Fenced:
         return Unreached("a later attempt is there already"), ()
     except Exception as exc:
-        return Unreached(_text(exc)), ()
+        return Unreached(text_of(exc)), ()
     if succeeded is not None:
         return succeeded, submits
     return (Absent(), ()) if task.ending is not None else None
 
 
+def _asked(context: TaskContext) -> AnyOutcome | None:
+    """What became of calls to the outside that earlier attempts began is asked before the handler's code runs; None: nothing is in doubt."""
+    try:
+        context.calls.settle_doubts()
+    except StoreError as exc:
+        log.warning("what became of a call cannot be asked now; the task is given back", task=context.task_id, error=text_of(exc))
+        return Unstarted()
+    except BaseException as exc:
+        return outcome_of(exc)
+    return None
+
+
 def _failed(error: BaseException, handler: Handler, told: bool, overdue: bool) -> AnyOutcome:
     """What an exception out of the handler means, with what its author declared and what the attempt was told."""
     if isinstance(error, Cancel) and overdue and not told:
-        return Overran(_text(error))  # it obeyed its limit: nobody wants the task cancelled
+        return Overran(text_of(error))  # it obeyed its limit: nobody wants the task cancelled
     outcome = outcome_of(error)
     if isinstance(outcome, Raised) and not handler.retries(error):
         return Raised(outcome.error, outcome.message, retryable=False)
@@ -112,7 +129,7 @@ def _failed(error: BaseException, handler: Handler, told: bool, overdue: bool) -
 
 def outcome_of(error: BaseException) -> AnyOutcome:
     """The one place where an exception becomes an outcome. It never raises, and what it gives can be sent and stored."""
-    said = _text(error)
+    said = text_of(error)
     match error:
         case Retry() | Snooze():
             asked = getattr(error, "seconds" if isinstance(error, Snooze) else "after", None)
@@ -121,18 +138,20 @@ def outcome_of(error: BaseException) -> AnyOutcome:
                 return RetryAsked(micros, said)
             if micros is not None:
                 return Snoozed(micros)
-            return Raised("ValueError", f"{type(error).__name__} needs a finite number of seconds, not {_text(asked)}")
+            return Raised("ValueError", f"{type(error).__name__} needs a finite number of seconds, not {text_of(asked)}")
         case Fail():
             return GaveUp(said)
         case Cancel():
             return CancelledItself(said)
         case NeedsReview():
             return AskedForReview(said)
+        case InDoubtSignal():
+            return InDoubt(said)
         case TaskInvalid():
             return Unfit(said)  # what it submits or gives cannot be stored: the same at every attempt
         case _:
             where = traceback.extract_tb(error.__traceback__)
-            wanted = not isinstance(error, TransactionRefused)
+            wanted = not isinstance(error, TransactionRefused | ExternalRefused)
             at = f" (at {where[-1].name}, line {where[-1].lineno})" if where else ""
             return Raised(type(error).__name__, f"{said}{at}", retryable=wanted)
 
@@ -142,12 +161,3 @@ def _micros(seconds: Any) -> int | None:
     if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         return None
     return int(max(-1.0, min(seconds, LONGEST_RETRY_US / 1e6)) * 1e6)
-
-
-def _text(value: Any) -> str:
-    """What it says, as every database takes it: no NUL, no half characters, not too long. Its own ``__str__`` may raise anything."""
-    try:
-        said = str(value)
-    except Exception:
-        return f"({type(value).__name__} whose text cannot be had)"
-    return storable(said[:TEXT_KEPT])

@@ -28,6 +28,7 @@ from millstream_schema.durable.requests import (
 from millstream_schema.durable.schedules import Declaration
 from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
 
+from .answers import Reconcile
 from .shapes import Check, check_of, described
 
 Errors = tuple[type[BaseException], ...]
@@ -101,11 +102,20 @@ class Form:
 class Handler(Form):
     """One registered function. Calling it calls the function, as if it were not registered.
 
-    ``retry_on``: of its errors, those that are tried again (all, if none are named); ``no_retry_on``: those of them that are not.
+    ``retry_on``: of its errors, those that are tried again (all, if none are named); ``no_retry_on``: those of them that are not. ``reconcile``: tells what became of its calls.
     """
 
-    def __init__(self, function: Callable[..., Any], spec: HandlerSpec, *, retry_on: Errors = (), no_retry_on: Errors = ()) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        spec: HandlerSpec,
+        *,
+        retry_on: Errors = (),
+        no_retry_on: Errors = (),
+        reconcile: Reconcile | None = None,
+    ) -> None:
         self.function = function
+        self.reconcile = reconcile
         self._retry_on = retry_on
         self._no_retry_on = no_retry_on
         parameters = list(inspect.signature(function).parameters.values())

@@ -33,13 +33,15 @@ class MarkerSays(BaseException):
 
 
 class AttemptTransaction:
-    """``ctx.transaction()`` of one attempt. ``committed``: it has settled the task. ``sealed``: the result its marker has. ``unknown``: nobody could tell whether it committed."""
+    """``ctx.transaction()`` of one attempt. ``committed``: it has settled the task. ``sealed``: the result its marker has. ``unknown``: nobody could tell whether it committed.
+    ``open_now``: its block is being run."""
 
     def __init__(self, task: TaskRow, around: Surroundings, submits: Sequence[NewTask]) -> None:
         self._task = task
         self._around = around
         self._submits = submits
         self._used = False
+        self.open_now = False
         self.committed = False
         self.sealed: Succeeded | None = None
         self.sealed_submits: tuple[NewTask, ...] = ()
@@ -54,11 +56,14 @@ class AttemptTransaction:
         if database:
             self._enter(database)
         tx = HandlerTransaction(self._around.databases.held(database))
+        self.open_now = True
         try:
             yield tx
         except BaseException as exc:
             tx.abandon(exc)
             raise
+        finally:
+            self.open_now = False
         if tx.value is None:
             tx.abandon(None)
             raise TransactionRefused(

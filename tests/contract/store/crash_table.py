@@ -21,6 +21,7 @@ from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.bulk import Act, OperationRow
 from millstream_schema.durable.catalogue import HandlerEntry, Served
 from millstream_schema.durable.deliveries import SubscriptionState
+from millstream_schema.durable.effects import IntentId, IntentRow, IntentState
 from millstream_schema.durable.finding import Place
 from millstream_schema.durable.gates import GateKind
 from millstream_schema.durable.outbox import Accepted, EntryCause, EntryDecision, EntryRow, EntryState, Limits, on_claim, on_sent
@@ -39,6 +40,7 @@ from millstream_schema.store import (
     events,
     fires,
     gates,
+    intents,
     lanes,
     operations,
     outboxes,
@@ -54,6 +56,7 @@ from millstream_schema.store import (
     tasks,
 )
 from millstream_schema.store.database import Database, Faults, Transaction
+from millstream_schema.store.intents import Attempt
 from millstream_schema.store.outbox_table import outbox_table
 from millstream_schema.store.rows import to
 
@@ -318,6 +321,102 @@ SETTLING: dict[str, Boundary] = {
     "review: done": reviewing(done=True, result="[7]"),
     "review: failed": reviewing(),
     "review: a new task": reviewing(successor=task("a/retry")),
+}
+
+
+# -- calls to the outside
+
+
+CHARGE = IntentId("a", "charge")
+
+
+def who(rows: dict[str, TaskRow]) -> Attempt:
+    return Attempt("a", rows["a"].fence, rows["a"].token)
+
+
+def called(state: IntentState = IntentState.OPEN) -> Callable[[Database], dict[str, TaskRow]]:
+    """An attempt that was about to make a call, and what came of that."""
+
+    def work(db: Database) -> dict[str, TaskRow]:
+        rows = claimed(task("a"))(db)
+        db.run(lambda tx: intents.open_intent(tx, who(rows), CHARGE, "before"))
+        if state is IntentState.NOT_DONE:
+            db.run(lambda tx: intents.deny(tx, CHARGE, "before", "refused", "me"))
+        return every(db)
+
+    return work
+
+
+def told_of(row: IntentRow | None) -> Any:
+    assert row is not None
+    return row.state, row.opening, row.calls, row.result
+
+
+def doubted(db: Database) -> TaskRow:
+    rows = called()(db)
+    settle(db, ending(rows["a"], o.InDoubt("timed out")))
+    return every(db)["a"]
+
+
+CALLING: dict[str, Boundary] = {
+    "intent": Boundary(
+        covers=(intents.open_intent,),
+        prepare=claimed(task("a")),
+        act=lambda tx, rows, _: told_of(intents.open_intent(tx, who(rows), CHARGE, "now")),
+    ),
+    "intent of a call that did not happen": Boundary(
+        covers=(intents.open_intent,),
+        prepare=called(IntentState.NOT_DONE),
+        act=lambda tx, rows, _: told_of(intents.open_intent(tx, who(rows), CHARGE, "now")),
+    ),
+    "outcome of a call": Boundary(
+        covers=(intents.record,), prepare=called(), act=lambda tx, _rows, _: told_of(intents.record(tx, CHARGE, "[1]", "", "me"))
+    ),
+    "another outcome of a call": Boundary(
+        covers=(intents.record,),
+        prepare=lambda db: (called()(db), db.run(lambda tx: intents.record(tx, CHARGE, "[1]", "", "me")))[0],
+        act=lambda tx, _rows, _: told_of(intents.record(tx, CHARGE, "[2]", "", "zombie")),
+    ),
+    "call that did not happen": Boundary(
+        covers=(intents.deny,), prepare=called(), act=lambda tx, rows, _: told_of(intents.deny(tx, CHARGE, "before", "no", "me", who(rows)))
+    ),
+    "what is known of a doubt": Boundary(
+        covers=(intents.note,),
+        prepare=called(),
+        act=lambda tx, _rows, _: intents.note(tx, CHARGE, "before", "timed out"),
+        touched=frozenset({"intent"}),
+    ),
+    "end in doubt": Boundary(
+        covers=(settling.settle,),
+        prepare=called(),
+        act=lambda tx, rows, _: settling.settle(tx, [ending(rows["a"])]),
+        answer=False,  # the first time it applies, then it is a duplicate
+    ),
+    "cancel in doubt": Boundary(
+        covers=(settling.cancel,),
+        prepare=lambda db: settle(db, ending(called()(db)["a"], o.Unstarted())),
+        act=lambda tx, _ready, _: settling.cancel(tx, "a"),
+    ),
+    **{
+        f"review of a doubt: {name}": Boundary(
+            covers=(settling.review, intents.close_reviewed),
+            prepare=doubted,
+            act=lambda tx, row, _, given=given: settling.review(  # type: ignore[misc]
+                tx, row.id, row.rev, **{"done": False, "result": "", "reason": "I looked", "actor": "me", **given}
+            ),
+        )
+        for name, given in {
+            "done": {"done": True, "result": "[7]"},
+            "failed": {},
+            "called, and the rest again": {"successor": task("a/retry", retry_of="a", root="a"), "known": {("charge", ""): "[8]"}},
+        }.items()
+    },
+    "retention of intents": Boundary(
+        covers=(retention.purge, intents.forget),
+        prepare=lambda db: settle(db, ending(called(IntentState.NOT_DONE)(db)["a"])),
+        act=lambda tx, _rows, _: retention.purge(tx, "default", ["a"]),
+        answer=False,
+    ),
 }
 
 
@@ -922,4 +1021,14 @@ RELAYING: dict[str, Boundary] = {
         on="outbox",
     ),
 }
-TABLE: dict[str, Boundary] = {**SUBMITTING, **CLAIMING, **SETTLING, **SWEEPING, **OPERATING, **SCHEDULING, **DELIVERING, **RELAYING}
+TABLE: dict[str, Boundary] = {
+    **SUBMITTING,
+    **CLAIMING,
+    **SETTLING,
+    **CALLING,
+    **SWEEPING,
+    **OPERATING,
+    **SCHEDULING,
+    **DELIVERING,
+    **RELAYING,
+}

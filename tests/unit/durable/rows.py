@@ -40,6 +40,7 @@ CHOSEN = st.one_of(
     st.builds(o.GaveUp, TEXTS),
     st.builds(o.CancelledItself, TEXTS),
     st.builds(o.AskedForReview, TEXTS),
+    st.builds(o.InDoubt, TEXTS),
     st.builds(o.Unfit, TEXTS),
     st.builds(o.Raised, TEXTS, TEXTS, st.booleans()),
     st.builds(o.Overran, TEXTS),
@@ -57,7 +58,7 @@ def policies(draw: st.DrawFn) -> Policy:
     delay = draw(st.integers(0, 10**10))
     return Policy(
         attempts=draw(st.integers(1, 6)), delay_ms=delay, max_delay_ms=delay + draw(st.integers(0, 10**10)), jitter=draw(st.floats(0, 1)),
-        crashes=draw(st.integers(1, 5)), losses=draw(st.integers(1, 5)), snoozes=draw(st.integers(0, 5)), intents_only=draw(st.booleans()),
+        crashes=draw(st.integers(1, 5)), losses=draw(st.integers(1, 5)), snoozes=draw(st.integers(0, 5)), intents_only=draw(st.booleans()), reconciles=draw(st.booleans()),
     )  # fmt: skip
 
 

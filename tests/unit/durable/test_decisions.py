@@ -32,6 +32,7 @@ T, C, E = TaskState, Cause, Effects
 POLICY = Policy(attempts=3, crashes=3, losses=3, snoozes=2, delay_ms=1000, max_delay_ms=60_000, jitter=0.5)
 BOUND = 2**63 - 1
 """What a BIGINT holds."""
+COUNTERS = ("failures", "crashes", "losses", "snoozes")
 BOTH = (E.IDEMPOTENT, E.TRANSACTIONAL)
 
 
@@ -53,6 +54,7 @@ ENDS: list[tuple[o.AnyOutcome, tuple[Effects, ...], TaskState, Cause, str]] = [
     (o.CancelledItself("no"), tuple(E), T.CANCELLED, C.HANDLER, ""),
     (o.Overran("as told"), tuple(E), T.RETRY_WAIT, C.LIMIT, "failures"),
     (o.AskedForReview("look"), tuple(E), T.UNKNOWN, C.HANDLER, ""),
+    (o.InDoubt("timed out"), tuple(E), T.UNKNOWN, C.INTENT, ""),
     (o.Unstarted(), tuple(E), T.READY, C.GIVEN_BACK, ""),
     (o.Unfit("too large"), tuple(E), T.FAILED, C.RESULT, "failures"),
     (o.Absent(), tuple(E), T.READY, C.GIVEN_BACK, ""),
@@ -78,7 +80,7 @@ def test_each_end_by_each_declaration(outcome: o.AnyOutcome, effects: Effects, s
     """State, cause and the one counter that moves."""
     found = end(outcome, effects=effects)
     assert (found.state, found.cause) == (state, cause)
-    counts = {name: getattr(found, name) for name in ("failures", "crashes", "losses", "snoozes")}
+    counts = {name: getattr(found, name) for name in COUNTERS}
     assert counts == {name: int(name == counted) for name in counts}
     assert (found.wake_us is not None) == (state is T.RETRY_WAIT)
 
@@ -333,6 +335,34 @@ def test_an_external_task_whose_effects_all_go_through_intents_follows_the_polic
         (o.Killed("drain"), T.READY),
     ):
         assert end(outcome, policy, effects=E.EXTERNAL).state is state
+
+
+@given(held_tasks(), policies(), OUTCOMES, st.floats(0, 1, exclude_max=True))
+def test_nothing_is_guessed_about_an_open_call(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, chance: float) -> None:
+    """It neither ends nor is cancelled nor expires, and goes on only where its code did not run, or where the next attempt asks before its code runs. Counters move as without."""
+    doubted = msgspec.structs.replace(task, open_intents=2)
+    plain, found = on_end(task, policy, outcome, NOW, chance), on_end(doubted, policy, outcome, NOW, chance)
+    never_began = isinstance(outcome, o.Unstarted | o.Absent | o.Unreached) or outcome == o.Lost(started=False)
+    asks = policy.reconciles and isinstance(outcome, o.UNCHOSEN)
+    if plain.state is T.UNKNOWN or (plain.state in (T.READY, T.RETRY_WAIT) and (never_began or asks)):
+        assert found == plain
+    else:
+        assert (found.state, found.cause, found.wake_us, found.keeps_permit) == (T.UNKNOWN, C.INTENT, None, False)
+        assert "2 calls" in found.reason and plain.state in found.reason
+    assert [getattr(found, n) for n in COUNTERS] == [getattr(plain, n) for n in COUNTERS]
+
+
+def test_one_that_waits_with_an_open_call_goes_to_a_person_before_it_ends() -> None:
+    """Cancelled or too late to start; due, it goes on."""
+    waits = task_row(T.RETRY_WAIT, session="", wake_us=NOW, open_intents=1, deadline_us=NOW)
+    for decision in (on_cancel(waits), on_limit(waits, NOW), on_due(waits, NOW)):
+        assert decision is not None and (decision.state, decision.cause) == (T.UNKNOWN, C.INTENT)
+    assert on_due(msgspec.structs.replace(waits, deadline_us=0), NOW).state is T.READY
+    marked = on_cancel(msgspec.structs.replace(waits, marker="orders"))
+    assert marked is not None and marked.state is T.READY and '"UNKNOWN"' in (marked.ending or "")
+    ending = msgspec.structs.replace(waits, state=T.RUNNING, session="s", marker="orders", ending=marked.ending)
+    assert on_end(ending, POLICY, o.Absent(), NOW, 0.5).state is T.UNKNOWN
+    assert on_end(ending, POLICY, o.Succeeded("[1]"), NOW, 0.5).state is T.UNKNOWN
 
 
 # -- time

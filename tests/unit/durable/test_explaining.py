@@ -61,6 +61,8 @@ LINES: dict[str, tuple[TaskState, dict[str, Any], dict[str, Any], str]] = {
     "late": (T.RUNNING, {}, {"holder": LATE}, "whose lease ran out at 2027-01-15 07:59:59 UTC: the sweep takes it back"),
     "forgotten": (T.RUNNING, {}, {}, "its session s is unknown"),
     "review": (T.UNKNOWN, {"cause": "lost", "reason": "the lease of its worker ran out"}, {}, "since 2027-01-15 08:00:00 UTC (lost): the lease of its worker ran out"),
+    "in doubt": (T.UNKNOWN, {"cause": "intent"}, {"open_calls": ("charge", "mail/7")}, "(intent); not known is whether these were called: charge, mail/7"),
+    "waits to ask": (T.RETRY_WAIT, {"wake_us": NOW + SECOND}, {"open_calls": ("charge",)}, "; not known is whether these were called: charge"),
     "over": (T.FAILED, {"cause": "attempts", "settled_us": NOW, "superseded_by": "task-9"}, {}, "since 2027-01-15 08:00:00 UTC: FAILED (attempts); task task-9 followed it"),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from millstream_schema.durable.records import NewTask, Policy
 from millstream_schema.durable.requests import HandlerSpec, Options, decode_arguments
 from millstream_schema.durable.states import Effects
 from millstream_schema.errors import ConfigurationError, TaskInvalid, UnknownHandler
+from millstream_tasks.durable.answers import NotDone
 from millstream_tasks.durable.handlers import Handler, HandlerRegistry
 
 
@@ -294,6 +295,10 @@ def test_an_annotation_that_cannot_be_checked_is_refused_when_it_is_registered()
     assert stored(handler(plain), Line(article="a", count=1)) == ([{"article": "a", "count": 1}], {})
 
 
+async def asks_later(intent: Any) -> None:
+    """Nobody would await it."""
+
+
 @pytest.mark.parametrize(
     ("said", "options"),
     [
@@ -303,6 +308,7 @@ def test_an_annotation_that_cannot_be_checked_is_refused_when_it_is_registered()
         ("capacity", {"capacity": 0}), ("ordered", {"ordered": True}), ("jitter", {"jitter": 1.5}), ("run", {"run": -1}), ("run", {"run": float("inf")}),
         ("grace", {"grace": -1}), ("heartbeat", {"heartbeat": 1}), ("start_by", {"start_by": "1"}), ("deadline", {"deadline": -5}), ("crashes", {"crashes": 0}),
         ("losses", {"losses": True}), ("snoozes", {"snoozes": -1}), ("intents_only", {"intents_only": True, "effects": "idempotent"}),
+        ("reconcile", {"reconcile": "charge"}), ("reconcile", {"reconcile": asks_later}),
         ("retry_on", {"retry_on": "ValueError"}), ("no_retry_on", {"no_retry_on": (ValueError, int)}),
     ],
 )  # fmt: skip
@@ -338,6 +344,7 @@ def test_limits_go_with_each_task_and_a_submission_may_set_its_own_times() -> No
         snoozes=0,
         jitter=0.5,
         intents_only=True,
+        reconcile=lambda intent: NotDone(),
         start_by=60,
         deadline=3600,
         retry_on=OSError,
@@ -346,7 +353,8 @@ def test_limits_go_with_each_task_and_a_submission_may_set_its_own_times() -> No
 
     new = request(work)
     assert new.policy == Policy(
-        attempts=5, run_ms=1500, grace_ms=2000, heartbeat_ms=4000, crashes=5, losses=6, snoozes=0, jitter=0.5, start_by_ms=60_000, deadline_ms=3_600_000, intents_only=True,
+        attempts=5, run_ms=1500, grace_ms=2000, heartbeat_ms=4000, crashes=5, losses=6, snoozes=0, jitter=0.5, start_by_ms=60_000, deadline_ms=3_600_000,
+        intents_only=True, reconciles=True,
     )  # fmt: skip
     assert (new.start_by_us, new.deadline_us) == (60_000_000, 3_600_000_000)
     own = request(work, options=Options(start_by_s=1, deadline_s=2))

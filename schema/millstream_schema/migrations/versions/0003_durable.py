@@ -13,6 +13,7 @@ TABLES = (
     # effects
     "progress",
     "note",
+    "intent",
     # schedules
     "schedule",
     "schedule_version",
@@ -30,7 +31,7 @@ TABLES = (
     "operation",
     "retention",
 )
-TASK_COLUMNS = ("marker", "ending", "error_class", "amiss_us", "tokens", "limit_us")
+TASK_COLUMNS = ("marker", "ending", "error_class", "amiss_us", "tokens", "limit_us", "open_intents")
 ADMISSION_COLUMNS = ("changed_by", "changed_us")
 TASK_INDEXES = ("task_open_i", "task_settled_i", "task_retry_i", "task_amiss_i", "task_limit_i")
 
