@@ -29,7 +29,7 @@ pytestmark = pytest.mark.processes
 HANDLERS = """
 import os, signal, sys, time
 from pathlib import Path
-from millstream import Cancel, Handlers
+from millstream import Cancel, Done, Handlers, NotDone
 handlers = Handlers()
 NOTES = Path(os.environ["NOTES"])
 
@@ -94,6 +94,30 @@ def tells(ctx) -> None:
     while not NOTES.with_name("die").exists():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
+
+def sent(word):
+    return word in NOTES.read_text().splitlines() if NOTES.exists() else False
+
+def bank(word, how):
+    def call(key):
+        note("called " + word)
+        note("key " + key)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 5
+    return call
+
+def asked(intent):
+    note("asked " + intent.args[0])
+    return Done(5) if sent("key " + intent.idempotency_key) else NotDone()
+
+@handlers.task(name="doubts", intents_only=True, delay=0.05)
+def doubts(ctx, word: str, how: str) -> int:
+    return ctx.external("charge", bank(word, how))
+
+@handlers.task(name="knows", intents_only=True, delay=0.05, reconcile=asked)
+def knows(ctx, word: str, how: str) -> int:
+    return ctx.external("charge", bank(word, how))
 
 @handlers.task(name="obeys", effects="idempotent")
 def obeys(ctx) -> str:
@@ -207,6 +231,25 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path, "" if request.param == "sqlite" else str(request.getfixturevalue(f"{request.param}_url")))
     yield made
     made.close()
+
+
+def test_a_process_that_dies_in_a_call_leaves_it_to_a_person_or_to_what_its_hook_finds_out(rig: Rig) -> None:
+    """Between intent and outcome: no second call. With a hook, the next attempt asks, and goes on with what happened."""
+    rig.worker()
+    doubts, knows = (rig.tasks.submit(name, name, "killed").task for name in ("doubts", "knows"))
+    fine = rig.tasks.submit("doubts", "fine", "").task
+    assert (rig.ended(doubts), rig.tasks.get(doubts).cause) == (TaskState.UNKNOWN, Cause.INTENT)
+    assert (rig.tasks.wait(fine, 20), rig.tasks.wait(knows, 20)) == (5, 5)
+    said = rig.notes.read_text().splitlines()
+    assert sorted(line for line in said if line.startswith(("called", "asked"))) == [
+        "asked knows",
+        "called doubts",
+        "called fine",
+        "called knows",
+    ]
+    (call,) = rig.tasks.intents(doubts)
+    assert call.open and f"key {call.idempotency_key}" in said and "not known is whether these were called: charge" in rig.tasks.why(doubts)
+    assert rig.tasks.get(knows).crashes == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

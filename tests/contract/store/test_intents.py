@@ -335,16 +335,16 @@ def test_a_person_decides_what_was_called(store: Opened) -> None:
         rig.whole()
         assert rig.task(f"{task.id}/retry").state is T.SUCCEEDED
         assert len(receiver.got) == calls and len(set(receiver.got)) == 2
-    row = in_call(store, "compensated")
-    settle(store.db, ending(row, o.Crashed()))
-    assert isinstance(rig.decide(read(store.db, row.id), retry=False, successor=new("made up", id="other")), Receipt)
-    assert [(k.state, k.detail) for k in rig.known(row.root)] == [(S.NOT_DONE, "made up for by other")]
     for done, state in ((True, S.DONE), (False, S.NOT_DONE)):
         row = in_call(store, f"done-{done}")
         settle(store.db, ending(row, o.Crashed()))
         assert rig.decide(read(store.db, row.id), retry=False, done=done, result="[1]" if done else "") is None
         assert [(k.state, k.closed_by) for k in rig.known(row.root)] == [(state, "review: me")]
         assert read(store.db, row.id).open_intents == 0
+    row = in_call(store, "compensated")
+    settle(store.db, ending(row, o.Crashed()))
+    assert isinstance(rig.decide(read(store.db, row.id), retry=False, successor=new("made up", id="other")), Receipt)
+    assert [(k.state, k.detail) for k in rig.known(row.root)] == [(S.NOT_DONE, "made up for by other")]
 
 
 # -- bad input, limits
