@@ -114,7 +114,7 @@ class SimPool:
         sim = worker.sim
         process = CallingProcess(sim.world, sim.outside, sim.database, sim.ids, lambda: (task.id, task.fence) in self._running)
         outcome = process.run(task, script.calls)
-        if outcome is None and worker.pool is self and sim.world.rng.random() < 0.5:
+        if outcome is None and worker.pool is self and sim.world.faults.crash and sim.world.rng.random() < 0.5:
             worker.crash()  # and everything beside it
         else:
             self._say(task, ran, Crashed("exit code -9") if outcome is None else outcome)
