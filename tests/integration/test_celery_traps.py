@@ -53,8 +53,7 @@ def test_celery_t11_what_is_due_later_is_not_in_the_broker(rabbitmq_url: str, tm
     connection = stack.enter_context(app.connection_for_write())
     delays = [level_name(level) for level in range(LEVELS)]
     declare_delays(connection, "classic")
-    with connection.channel() as channel:
-        stack.callback(lambda: [channel.queue_delete(name) for name in [*delays, "t11"]])
+    stack.callback(lambda: [connection.default_channel.queue_delete(name) for name in [*delays, "t11"]])
     with connection.channel() as channel:
         target(channel).declare()
         bind_to_delays(connection, target)
