@@ -186,7 +186,6 @@ PARTS = {
     "fires.running": "part of fire and release",
     "subscriptions.lock_gate": "part of what it locks; makes its row, or nothing",
     "fires.turn": "locks alone",
-    "single_rows.lock_single": "locks alone; makes its row, or nothing",
 }
 ELSEWHERE = {
     "settling.settle_success": "commits with the handler's own statements: test_attempt_transactions, at each COMMIT of it",
