@@ -51,8 +51,6 @@ def postgres_database(url: str) -> Iterator[str]:
                 admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(old)))
         # template0: nobody can be connected to it, which would refuse the copy
         admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'").format(sql.Identifier(name)))
-        # no test of ours ends this server: nothing is lost by not waiting for its disk
-        admin.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit TO off").format(sql.Identifier(name)))
         try:
             yield _with_path(url, "/" + name)
         finally:
