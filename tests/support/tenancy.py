@@ -67,8 +67,10 @@ def mariadb_database(url: str) -> Iterator[str]:
             if is_stale(old):
                 cursor.execute(f"DROP DATABASE IF EXISTS `{old}`")
         cursor.execute(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
+    plain = _with_path(url, "/" + name)
     try:
-        yield _with_path(url, "/" + name)
+        # The driver would read all of the system's certificates for each connection: twenty times what the rest of it costs.
+        yield plain if urlsplit(plain).query else plain + "?ssl_disabled=true"
     finally:
         # A connection of its own: the server may have restarted or timed the first one out meanwhile.
         with open_mariadb(url) as admin, admin.cursor() as cursor:

@@ -91,10 +91,13 @@ def nothing(_db: Database) -> None:
 
 
 def opened(store: Opened, on: str, faults: Faults | None = None) -> Database:
-    """Another process's way to the database."""
-    if on == "outbox":
-        return Database(store.url, SystemClock(), prefix=OUTBOX_PREFIX, faults=faults)
-    return store.open(faults=faults)
+    """Another process's way to the database. Its connections end with it; what was compiled for them is kept for the next one."""
+    way = store.ways.get((on, faults is None))
+    if way is None:
+        prefix = OUTBOX_PREFIX if on == "outbox" else store.db.tables.prefix
+        way = store.ways[on, faults is None] = Database(store.url, SystemClock(), prefix=prefix)
+    way.faults = faults
+    return way
 
 
 # -- tasks

@@ -30,12 +30,18 @@ class Opened:
         self.kind = kind
         self.url = url
         self.db = db
-        self._others: list[Database] = []
+        self.ways: dict[tuple[str, bool], Database] = {}
+        """Further ones that are opened again and again: see ``crash_table.opened``."""
+        self._others: list[tuple[int, Database]] = []
+        self._free: dict[int, list[Database]] = {}
         self._filled: sa.CompoundSelect[tuple[str]] | None = None
 
     def open(self, *, timeout_ms: int = 3000, faults: Faults | None = None) -> Database:
-        other = Database(self.url, SystemClock(), timeout_ms=timeout_ms, faults=faults)
-        self._others.append(other)
+        """Another process's way to the database, on connections of its own; what was compiled for one of an earlier test is used again."""
+        free = self._free.get(timeout_ms)
+        other = free.pop() if free else Database(self.url, SystemClock(), timeout_ms=timeout_ms)
+        other.faults = faults
+        self._others.append((timeout_ms, other))
         return other
 
     def empty(self) -> None:
@@ -55,12 +61,15 @@ class Opened:
         self.db.run(work)
 
     def close_others(self) -> None:
-        for other in self._others:
+        for timeout_ms, other in self._others:
             other.close()
+            self._free.setdefault(timeout_ms, []).append(other)
         self._others.clear()
 
     def close(self) -> None:
         self.close_others()
+        for way in self.ways.values():
+            way.close()
         self.db.close()
 
 

@@ -13,6 +13,7 @@ from millstream import Handlers, Installation, Queues, QuotaExceeded, Tasks
 from millstream.tasks import Item, Refusal
 from millstream_schema.durable.quotas import Quota
 from millstream_schema.durable.requests import Options
+from millstream_schema.durable.states import TaskState
 from millstream_schema.store import quotas, tasks
 
 handlers = Handlers()
@@ -94,6 +95,22 @@ def test_a_closed_door_is_closed_for_all_that_comes_from_outside(store: Opened, 
     (row,) = take(store.db)
     settle(store.db, ending(row, submits=(new("continuation"), external("more"))))
     assert set(every(store.db)) == {"known", "continuation", "more"}
+    consistent(store.db)
+
+
+def test_a_continuation_comes_into_a_queue_that_is_full(store: Opened, client: Tasks) -> None:
+    """The queue holds all it may, nobody from outside gets in; the task that runs there ends with as many further ones as it likes, and they count."""
+    client.submit("work", 1, key="first")
+    limited(store, client, backlog=1)
+    with pytest.raises(QuotaExceeded):
+        client.submit("work", 2)
+    session(store.db)
+    (row,) = take(store.db)
+    settle(store.db, ending(row, submits=tuple(new(f"more{i}") for i in range(3))))
+    assert set(every(store.db)) == {"first", "more0", "more1", "more2"} and every(store.db)["first"].state is TaskState.SUCCEEDED
+    client._admission._counted.clear()
+    with pytest.raises(QuotaExceeded):
+        client.submit("work", 3)
     consistent(store.db)
 
 

@@ -330,7 +330,18 @@ class Said:
 
 def test_t43_many_coordinators_make_an_epoch_durable_once(store: Opened) -> None:
     """All find the last acknowledgement at the same moment, again and again: one manifest an epoch, and one of them says so."""
-    insert_job(store.db, "j", JobState.RUNNING, generation=1, next_epoch=1, in_flight=0, newest_durable=0, newest_committed=0)
+    asked_for_alone = msgspec.json.encode(StreamSettings(epoch_interval_ms=3_600_000)).decode()
+    insert_job(
+        store.db,
+        "j",
+        JobState.RUNNING,
+        generation=1,
+        next_epoch=1,
+        in_flight=0,
+        newest_durable=0,
+        newest_committed=0,
+        settings=asked_for_alone,
+    )
     store.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
     subtasks = [s.id for s in PLAN.subtasks()]
     store.db.run(lambda tx: registry.assign(tx, "j", 1, dict.fromkeys(subtasks, "n1"), 0))
