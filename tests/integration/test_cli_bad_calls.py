@@ -42,6 +42,7 @@ ANY: list[str] = []
 BY_NAME: Mapping[str, list[str]] = {
     "limit": COUNT, "cursor": ["abc", *TEXT], "as_json": ANY, "state": ["nobody", TORN, ""], "handler": NAME, "queue": NAME, "business_key": TEXT,
     "created_from": INSTANT, "created_until": INSTANT, "settled_from": INSTANT, "settled_until": INSTANT, "origin": TEXT, "error_class": TEXT,
+    "done": ["{}", "[]", '{"name": 1}', '{"name": "nobody"}', *JSON],
     "retry_of": TEXT, "task": ID, "dry_run": ANY, "token": ["abc", *TEXT], "reason": [""], "result": JSON, "older_than": ["x", "-1d", "9" * 30 + "d"],
     "celery": MODULE, "handlers": MODULE, "names": TEXT, "url": ["", "x", "nobody://", TORN], "prefix": NAME, "entry": ID, "once": ANY, "forever": ANY,
     "log": ANY, "time": ["x", "-1d", "0s", "9" * 30 + "d", TORN], "everywhere": ANY, "weight": COUNT, "rate": ["x", "0/s", "-1/s", TORN, LONG],
