@@ -18,7 +18,7 @@ from millstream_schema.model import StreamModel
 from millstream_schema.plan import PartitionedPlan, Subtask
 from millstream_schema.ports import Chance
 from millstream_schema.settings import StreamSettings
-from millstream_schema.states import Desired, EpochState, JobState, SplitOwner, may
+from millstream_schema.states import AssignmentState, Desired, EpochState, JobState, SplitOwner, may
 from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.rows import EpochRow, JobRow
@@ -75,6 +75,10 @@ class Reconciler:
     def view(self, tx: Transaction, job: JobRow) -> d.JobView:
         """All that a decision may look at, read under the lock."""
         rows = registry.assignments(tx, job.id, job.generation)
+        live = registry.live_node_ids(tx, {a.node for a in rows})
+        if any(a.node not in live and a.state not in (AssignmentState.FINISHED, AssignmentState.FAILED) for a in rows):
+            # A node may have handed back and left between the two statements: that is no lost node.
+            rows = registry.assignments(tx, job.id, job.generation)
         epoch = epochs.read_epoch(tx, job.id, job.in_flight) if job.in_flight else None
         newest = epochs.read_epoch(tx, job.id, job.newest_durable) if job.newest_durable else None
         copying = False
@@ -87,7 +91,7 @@ class Reconciler:
             plan=msgspec.json.decode(job.plan, type=PartitionedPlan),
             settings=msgspec.json.decode(job.settings, type=StreamSettings),
             assignments=rows,
-            live_nodes=frozenset(registry.live_node_ids(tx, {a.node for a in rows})),
+            live_nodes=frozenset(live),
             epoch=epoch,
             acks=epochs.ack_marks(tx, job.id, epoch.epoch) if epoch else [],
             newest=newest,

@@ -364,6 +364,7 @@ class Node:
         except StoreError as exc:
             log.warning("not handed back; the lease will expire", node=node, error=str(exc))
             return
+        log.info("handed back", node=node, subtasks=sum(child is not None for _, child in given))
         for job in sorted({d.job for d, _ in given}):
             self._hints.to_coordinator(JobHint(job))
 

@@ -31,7 +31,10 @@ def test_warm_shutdown_hands_back_without_using_the_restart_budget(redis_cluster
     row = redis_cluster.row(job.id)
     assert redis_cluster.shut_down(redis_cluster.running_workers()[0]) == 0
     redis_cluster.durable(job.id, epoch + 1)
-    eventually("the job was handed back", lambda: "handback" in redis_cluster.jobs.status(job.id)["causes"])
+    try:
+        eventually("the job was handed back", lambda: "handback" in redis_cluster.jobs.status(job.id)["causes"])
+    except TimeoutError as exc:
+        raise AssertionError(f"{exc}\n{redis_cluster.diagnosis(job.id)}") from exc
     after, causes = redis_cluster.row(job.id), redis_cluster.jobs.status(job.id)["causes"]
     failures = sum(n for cause, n in causes.items() if cause != "handback")
     assert after.failures - row.failures <= failures, f"the hand-back was counted as a failure: {causes}"

@@ -364,6 +364,35 @@ def test_t43_many_coordinators_make_an_epoch_durable_once(store: Opened) -> None
         assert [what for _, said in workers for what in said.whats].count("durable") == epoch
 
 
+def test_t50_a_node_that_hands_back_while_it_is_looked_at_is_no_lost_node(store: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It commits between the statement that reads its subtasks and the one that reads its lease: a hand-back, which costs no restart."""
+    if store.kind == "sqlite":
+        pytest.skip("one writer at a time: nothing comes between two statements")
+    insert_job(store.db, "j", JobState.RUNNING, generation=1, next_epoch=1, in_flight=0, newest_durable=0, newest_committed=0)
+    store.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
+    subtasks = [s.id for s in PLAN.subtasks()]
+    store.db.run(lambda tx: registry.assign(tx, "j", 1, dict.fromkeys(subtasks, "n1"), 0))
+    for s in subtasks:
+        store.db.run(lambda tx, s=s: registry.start_assignment(tx, "j", 1, s, "n1", f"t-{s}"))  # type: ignore[misc]
+        store.db.run(lambda tx, s=s: registry.ready_assignment(tx, "j", 1, s, f"t-{s}", 0))  # type: ignore[misc]
+    look, leaving = registry.live_node_ids, store.open()
+
+    def left(tx: Transaction) -> None:
+        registry.drain_node(tx, "n1")
+        for s in subtasks:
+            registry.end_assignment(tx, "j", 1, s, f"t-{s}", AssignmentState.FAILED, "handback", "the worker shuts down")
+        registry.leave_node(tx, "n1")
+
+    def between(tx: Transaction, ids: set[str]) -> set[str]:
+        leaving.run(left)
+        return look(tx, ids)
+
+    monkeypatch.setattr(registry, "live_node_ids", between)
+    Reconciler(store.db, NoHints(), SystemChance()).advance("j")
+    row = read_job(store.db, "j")
+    assert (msgspec.json.decode(row.causes), row.failures) == ({"handback": 1}, 0)
+
+
 # -- COMMITs whose answer is lost
 
 
