@@ -177,9 +177,13 @@ class TaskResult:
         while True:
             waited = rhythm.looks(began)
             row = self._looked(task, away=waited < limit)
-            if row is not None and follow and self._taken_over(row, away=waited < limit):
-                task = row.superseded_by
-                continue
+            if row is not None and follow and row.superseded_by:
+                successor = self._looked(row.superseded_by, away=waited < limit)
+                if successor is None:
+                    row = None  # whether it does the task again is asked once more
+                elif successor.retry_of == row.id:
+                    task = successor.id
+                    continue  # one that makes up for it instead has another result
             if row is not None and (row.state.settled or (row.state is TaskState.UNKNOWN and not follow)):
                 if row.state.settled:
                     rhythm.over(row, waited)
@@ -200,11 +204,6 @@ class TaskResult:
             if not away:
                 raise
             return None
-
-    def _taken_over(self, row: TaskRow, *, away: bool) -> bool:
-        """Whether another task does it again; one that makes up for it has another result."""
-        other = self._looked(row.superseded_by, away=away) if row.superseded_by else None
-        return other is not None and other.retry_of == row.id
 
     def _ended(self, row: TaskRow, propagate: bool) -> Any:
         if row.state is TaskState.SUCCEEDED:

@@ -22,10 +22,9 @@ COORDINATOR = "coordinator"
 # -- the coordinator's lease
 
 
-def read_lease(tx: Transaction, *, lock: bool = False) -> dict[str, Any] | None:
+def read_lease(tx: Transaction) -> dict[str, Any] | None:
     t = tx.t.coordinator
-    statement = sa.select(t).where(t.c.id == COORDINATOR)
-    return tx.row(statement.with_for_update() if lock else statement)
+    return tx.row(sa.select(t).where(t.c.id == COORDINATOR))
 
 
 def read_term(tx: Transaction) -> int:

@@ -253,3 +253,43 @@ def test_what_makes_up_for_a_task_in_review_is_submitted_with_the_decision(store
         tasks.review_compensate(seen, refund, (2,), reason="again")
     with pytest.raises(TaskFailed, match="FAILED"):
         tasks.wait(Receipt(row.id, TaskState.RUNNING, ""), 10, follow=True)
+
+
+def test_a_key_that_is_taken_leaves_the_review_open(store: Opened, tasks: Tasks) -> None:
+    """Somebody has used the key of what would make up for it: nothing is decided, and the refusal says so."""
+    (row,) = taken(store.db, external())
+    begin(store.db, row)
+    settle(store.db, ending(row, o.AskedForReview("look")))
+
+    @Handlers().task(name="refund", effects="idempotent")
+    def refund(number: int) -> None: ...
+
+    tasks.submit(refund, 9, key=f"{row.id}/compensation")
+    before = every(store.db)
+    with pytest.raises(ReviewConflict, match="is known with other content"):
+        tasks.review_compensate(tasks.get(row.id), refund, (1,), reason="twice")
+    assert every(store.db) == before
+
+
+def test_following_goes_on_when_the_database_is_away_between_two_looks(
+    store: Opened, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old task is read, the one that does it again is not: its failure is not taken for the end."""
+    (row,) = taken(store.db, external())
+    begin(store.db, row)
+    settle(store.db, ending(row, o.AskedForReview("look")))
+    again = tasks.review_retry(tasks.get(row.id), reason="nothing happened")
+    session(store.db, "other")
+    (next_,) = take(store.db, "other")
+    begin(store.db, next_)
+    settle(store.db, ending(next_, returned("done")))
+    look, away = tasks.get, [True]
+
+    def get(task: str) -> Any:
+        if task == again.task and away[0]:
+            away[0] = False
+            raise StoreUnavailable("away")
+        return look(task)
+
+    monkeypatch.setattr(tasks, "get", get)
+    assert tasks.wait(row.id, 20, follow=True) == "done" and away == [False]

@@ -26,6 +26,7 @@ from millstream_schema.states import AssignmentState, JobState
 from millstream_schema.store import epochs, jobs, registry
 from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.migrate import create_schema
+from millstream_schema.store.single_rows import lock_single
 
 T = TypeVar("T")
 LEASE = 60_000_000
@@ -67,7 +68,7 @@ def test_a_lease_that_expires_while_its_row_is_waited_for_is_expired(store: Open
 
     def hold() -> None:
         with other.transaction() as tx:
-            registry.read_lease(tx, lock=True)
+            lock_single(tx, registry.COORDINATOR)
             locked.set()
             threading.Event().wait(0.2)
 
@@ -328,6 +329,17 @@ class Said:
         raise AssertionError(hint)
 
 
+def at_work(store: Opened) -> list[str]:
+    """The subtasks of job "j", each ready on node "n1"."""
+    store.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
+    subtasks = [s.id for s in PLAN.subtasks()]
+    store.db.run(lambda tx: registry.assign(tx, "j", 1, dict.fromkeys(subtasks, "n1"), 0))
+    for s in subtasks:
+        store.db.run(lambda tx, s=s: registry.start_assignment(tx, "j", 1, s, "n1", f"t-{s}"))  # type: ignore[misc]
+        store.db.run(lambda tx, s=s: registry.ready_assignment(tx, "j", 1, s, f"t-{s}", 0))  # type: ignore[misc]
+    return subtasks
+
+
 def test_t43_many_coordinators_make_an_epoch_durable_once(store: Opened) -> None:
     """All find the last acknowledgement at the same moment, again and again: one manifest an epoch, and one of them says so."""
     asked_for_alone = msgspec.json.encode(StreamSettings(epoch_interval_ms=3_600_000)).decode()
@@ -342,12 +354,7 @@ def test_t43_many_coordinators_make_an_epoch_durable_once(store: Opened) -> None
         newest_committed=0,
         settings=asked_for_alone,
     )
-    store.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
-    subtasks = [s.id for s in PLAN.subtasks()]
-    store.db.run(lambda tx: registry.assign(tx, "j", 1, dict.fromkeys(subtasks, "n1"), 0))
-    for s in subtasks:
-        store.db.run(lambda tx, s=s: registry.start_assignment(tx, "j", 1, s, "n1", f"t-{s}"))  # type: ignore[misc]
-        store.db.run(lambda tx, s=s: registry.ready_assignment(tx, "j", 1, s, f"t-{s}", 0))  # type: ignore[misc]
+    subtasks = at_work(store)
     workers = [(Reconciler(store.open(), said, SystemChance()), said) for said in (Said(), Said(), Said())]
     for epoch in range(1, 7):
         store.db.run(lambda tx: jobs.want_epoch(tx, "j", 1))
@@ -369,12 +376,7 @@ def test_t50_a_node_that_hands_back_while_it_is_looked_at_is_no_lost_node(store:
     if store.kind == "sqlite":
         pytest.skip("one writer at a time: nothing comes between two statements")
     insert_job(store.db, "j", JobState.RUNNING, generation=1, next_epoch=1, in_flight=0, newest_durable=0, newest_committed=0)
-    store.db.run(lambda tx: registry.register_node(tx, "n1", "n1", 8, LEASE, "{}"))
-    subtasks = [s.id for s in PLAN.subtasks()]
-    store.db.run(lambda tx: registry.assign(tx, "j", 1, dict.fromkeys(subtasks, "n1"), 0))
-    for s in subtasks:
-        store.db.run(lambda tx, s=s: registry.start_assignment(tx, "j", 1, s, "n1", f"t-{s}"))  # type: ignore[misc]
-        store.db.run(lambda tx, s=s: registry.ready_assignment(tx, "j", 1, s, f"t-{s}", 0))  # type: ignore[misc]
+    subtasks = at_work(store)
     look, leaving = registry.live_node_ids, store.open()
 
     def left(tx: Transaction) -> None:
