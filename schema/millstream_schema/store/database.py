@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -90,19 +91,82 @@ class ClockQuery(Query):
         return self._with_clock(tx.t, tx.now(), tx.dialect)
 
 
-class NewRows(Query):
-    """Likewise an INSERT of rows whose unique keys are free, for databases that have such a clause. ``expressions``: columns the database computes."""
+class DialectQuery(Query):
+    """Likewise, written differently for each kind of database: ``build`` gets the tables and the dialect."""
 
-    has_clock = True
-
-    def __init__(self, table: Callable[[Tables], sa.Table], expressions: Callable[[sa.ColumnElement[int]], dict[str, Any]]) -> None:
-        super().__init__(table)
-        self.table = table
-        self.expressions = expressions
+    def __init__(self, build: Callable[[Tables, str], Any]) -> None:
+        super().__init__(lambda t: t)
+        self._for_dialect = build
 
     def built(self, tx: Transaction) -> Any:
-        insert = postgresql.insert if tx.dialect == "postgresql" else sqlite.insert
-        return insert(self.table(tx.t)).on_conflict_do_nothing().values(self.expressions(tx.now()))
+        return self._for_dialect(tx.t, tx.dialect)
+
+
+class NewRows(ClockQuery):
+    """Likewise an INSERT of one row whose unique keys are free, for databases that have such a clause. ``constants``: columns that are the same in every such row.
+    ``alike``: columns that hardly differ between rows that come together. ``computed``: columns from the clock and from the values of ``beside``, which are given with a row and
+    are no columns. All other columns are given."""
+
+    def __init__(
+        self,
+        table: Callable[[Tables], sa.Table],
+        constants: Mapping[str, str | int | None],
+        alike: Sequence[str],
+        beside: Mapping[str, sa.types.TypeEngine[Any]],
+        computed: Callable[[sa.ColumnElement[int], Mapping[str, sa.ColumnElement[Any]]], dict[str, Any]],
+    ) -> None:
+        super().__init__(self._one)
+        self.table = table
+        self.constants = {name: _constant(value) for name, value in constants.items()}
+        self.alike = frozenset(alike)
+        self.beside = beside
+        self.computed = computed
+        self.together = ClockQuery(self._many)
+        """The same of several rows by one statement, on PostgreSQL: what is alike once, of the rest a list for each column. What a statement costs there before its first row is
+        more than the row."""
+
+    def expressions(self, now: sa.ColumnElement[int]) -> dict[str, Any]:
+        """The columns that are not given."""
+        return {**self.constants, **self.computed(now, {name: sa.bindparam(name, type_=kind) for name, kind in self.beside.items()})}
+
+    def _one(self, t: Tables, now: sa.ColumnElement[int], dialect: str) -> Any:
+        insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+        return insert(self.table(t)).on_conflict_do_nothing().values(self.expressions(now))
+
+    def _many(self, t: Tables, now: sa.ColumnElement[int], _dialect: str) -> Any:
+        table = self.table(t)
+        computed = self.computed(now, {name: sa.column(name) for name in self.beside})
+        given = {
+            c.name: sa.Text() if isinstance(c.type, sa.String) else c.type
+            for c in table.c
+            if c.name not in computed.keys() | self.constants.keys()
+        }
+        kinds = {name: kind for name, kind in given.items() if name not in self.alike} | dict(self.beside)
+        rows = (
+            sa.func.unnest(*(sa.bindparam(name, type_=sa.ARRAY(kind)) for name, kind in kinds.items()))
+            .table_valued(*kinds)
+            .render_derived()
+        )
+        values = {**self.constants, **self.computed(now, {name: rows.c[name] for name in self.beside})}
+        values |= {name: sa.bindparam(name, type_=given[name]) if name in self.alike else rows.c[name] for name in given}
+        return (
+            postgresql.insert(table).from_select(list(values), sa.select(*values.values()), include_defaults=False).on_conflict_do_nothing()
+        )
+
+    def parts(self, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Values for :attr:`together`: rows that follow each other and agree in what is alike."""
+        names = sorted(self.alike)
+        for alike, part in groupby(rows, key=lambda row: tuple(row[name] for name in names)):
+            found = list(part)
+            yield {name: [row[name] for row in found] for name in found[0] if name not in self.alike} | dict(zip(names, alike, strict=True))
+
+
+def _constant(value: str | int | None) -> sa.ColumnElement[Any]:
+    """A value that a statement carries in its text."""
+    if value is None:
+        return sa.null()
+    assert isinstance(value, int) or value.isalpha() or not value, "a constant of a statement is a number or a word"
+    return sa.literal_column(str(value) if isinstance(value, int) else f"'{value}'")
 
 
 class Transaction:
@@ -198,8 +262,12 @@ class Transaction:
         """Insert every row whose unique keys are free; how many were inserted."""
         if self.dialect == "mysql":
             return self.insert_those_new(statement.table(self.t), statement.expressions(self.now()), rows)
+        counted = {"preserve_rowcount": True}  # without it SQLAlchemy answers -1 for an INSERT
+        if self.dialect == "postgresql" and len(rows) > 1:
+            together = statement.together.of(self)
+            return sum(self._connection.execute(together, part, execution_options=counted).rowcount for part in statement.parts(rows))
         parameters = rows[0] if len(rows) == 1 else rows
-        return self._connection.execute(statement.of(self), parameters, execution_options={"preserve_rowcount": True}).rowcount
+        return self._connection.execute(statement.of(self), parameters, execution_options=counted).rowcount
 
     def _inserted_mysql(self, table: sa.Table, expressions: dict[str, Any] | None, values: dict[str, Any]) -> bool:
         """A plain INSERT whose duplicate is an answer: INSERT IGNORE would also cut off what is too long and pass over CHECK constraints."""

@@ -6,7 +6,7 @@ does not name the state and the fence it was decided from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -92,17 +92,28 @@ def _known(tx: Transaction, new: NewTask) -> Receipt:
     return Receipt(known["id"], TaskState(known["state"]), new.digest, replayed=not conflict, conflict=conflict)
 
 
-def _values(new: NewTask, waits: bool) -> dict[str, Any]:
-    """The columns that are no times."""
+_UNBEGUN: Mapping[str, str | int] = {
+    "cause": "", "reason": "", "fence": 0, "token": "", "session": "", "claim": "", "failures": 0, "crashes": 0, "losses": 0, "snoozes": 0, "starts": 0,
+    "cancel": 0, "permit_held": 0, "permit_seq": 0, "claimed_us": 0, "started_us": 0, "settled_us": 0, "result": "", "error": "", "superseded_by": "",
+    "marker": "", "error_class": "", "tokens": 0, "open_intents": 0, "rev": 0,
+}  # fmt: skip
+"""What every task is before anything has happened to it."""
+_NOTHING = {"blocked_by": None, "amiss_us": None, "ending": None}
+
+
+def _given(new: NewTask) -> dict[str, Any]:
+    """The columns a submission brings."""
     return {
         "id": new.id, "namespace": new.namespace, "handler": new.handler, "key": new.key, "digest": new.digest, "queue": new.queue,
-        "business_key": new.business_key, "state": TaskState.SCHEDULED if waits else TaskState.READY, "cause": "", "reason": "", "effects": new.effects,
-        "policy": encoded(new.policy), "args": new.args, "priority": new.priority, "fence": 0, "token": "", "session": "", "claim": "", "failures": 0,
-        "crashes": 0, "losses": 0, "snoozes": 0, "starts": 0, "cancel": 0, "permit": new.permit, "ordered": int(new.ordered), "permit_held": 0,
-        "permit_seq": 0, "blocked_by": None, "ready_lane": None if waits else lane(new.namespace, new.queue), "claimed_us": 0, "started_us": 0,
-        "settled_us": 0, "result": "", "error": "", "origin": new.origin, "root": new.root or new.id, "retry_of": new.retry_of, "superseded_by": "",
-        "actor": new.actor, "marker": "", "error_class": "", "amiss_us": None, "tokens": 0, "open_intents": 0, "rev": 0,
+        "business_key": new.business_key, "effects": new.effects.value, "policy": encoded(new.policy), "args": new.args, "priority": new.priority,
+        "permit": new.permit, "ordered": int(new.ordered), "origin": new.origin, "root": new.root or new.id, "retry_of": new.retry_of, "actor": new.actor,
     }  # fmt: skip
+
+
+def _values(new: NewTask, waits: bool) -> dict[str, Any]:
+    """The columns that are no times."""
+    state = TaskState.SCHEDULED if waits else TaskState.READY
+    return {**_UNBEGUN, **_NOTHING, **_given(new), "state": state, "ready_lane": None if waits else lane(new.namespace, new.queue)}
 
 
 def _times(tx: Transaction, new: NewTask, waits: bool) -> dict[str, Any]:
@@ -131,16 +142,16 @@ def _plain(new: NewTask) -> bool:
 
 
 def _row_of_plain(new: NewTask) -> dict[str, Any]:
-    return {**_values(new, False), "earlier_us": new.priority * RANK_STEP_US}
+    return {**_given(new), "ready_lane": lane(new.namespace, new.queue), "earlier_us": new.priority * RANK_STEP_US}
 
 
 _PLAIN = NewRows(
     lambda t: t.task,
-    lambda now: {
-        "rank": now - sa.bindparam("earlier_us", type_=sa.BigInteger()), "wake_us": None, "due_us": now, "created_us": now, "changed_us": now, "start_by_us": 0,
-        "deadline_us": 0, "limit_us": None,
-    },
-)  # fmt: skip
+    {**_UNBEGUN, **_NOTHING, "state": TaskState.READY.value, "wake_us": None, "start_by_us": 0, "deadline_us": 0, "limit_us": None},
+    ("namespace", "handler", "queue", "ready_lane", "effects", "policy", "origin", "actor"),
+    {"earlier_us": sa.BigInteger()},
+    lambda now, given: {"rank": now - given["earlier_us"], "due_us": now, "created_us": now, "changed_us": now},
+)
 
 
 @cache
