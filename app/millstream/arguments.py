@@ -13,11 +13,15 @@ import msgspec
 
 from millstream_schema import settings
 from millstream_schema.connectors import Json
-from millstream_schema.errors import ConfigurationError, MillstreamError
+from millstream_schema.errors import ConfigurationError
 from millstream_schema.model import EdgeConfig, Override
 from millstream_schema.pipeline import FactoryRegistry
 from millstream_schema.settings import RestartPolicy, StreamSettings
+from millstream_tasks.durable.handlers import HandlerRegistry
 from millstream_tasks.subtask_main import load_registry
+from millstream_tasks.task_main import load_handlers
+
+from .kept import celery_application
 
 UNITS = settings.UNITS | {
     "capacity": "envelopes",
@@ -29,19 +33,31 @@ _FROM_ZERO = {"epoch_interval_ms", "min_pause_ms", "linger_ms", "delay_ms", "max
 _JSON_KINDS = {"list": "array", "str": "string", "NoneType": "null", "bool": "boolean", "int": "number", "float": "number"}
 
 
-def pipelines_of(target: str | None) -> FactoryRegistry:
-    """The registry of ``module:attribute``, looked for in the current directory too. Raises ConfigurationError."""
-    if not target:
-        raise ConfigurationError("a pipeline has to be built here: give --pipelines module:attribute, or set MILLSTREAM_PIPELINES")
+def _here() -> None:
+    """Modules are looked for in the current directory, too, as ``celery -A`` does: a console script's own is where it is installed."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        return load_registry(target)
-    except MillstreamError:
-        raise
-    except Exception as exc:  # the user's own module
-        raise ConfigurationError(f"pipelines {target!r} cannot be loaded: {type(exc).__name__}: {exc}; --debug shows where") from exc
+
+
+def pipelines_of(target: str | None) -> FactoryRegistry:
+    """The Pipelines object of ``module:attribute``. Raises ConfigurationError."""
+    if not target:
+        raise ConfigurationError("a pipeline has to be built here: give --pipelines module:attribute, or set MILLSTREAM_PIPELINES")
+    _here()
+    return load_registry(target)
+
+
+def handlers_of(target: str) -> HandlerRegistry:
+    """The Handlers object of ``module:attribute``. Raises ConfigurationError."""
+    _here()
+    return load_handlers(target)
+
+
+def celery_of(target: str) -> Any:
+    """The Celery application of ``module:attribute``. Raises ConfigurationError."""
+    _here()
+    return celery_application(target)
 
 
 def config_of(text: str | None) -> dict[str, Json] | None:

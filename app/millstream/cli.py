@@ -21,7 +21,7 @@ from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION
 
 from . import formatting
-from .arguments import config_of, pipelines_of, settings_of
+from .arguments import celery_of, config_of, pipelines_of, settings_of
 from .cli_bulk import retention_app
 from .cli_doctor import doctor
 from .cli_jobs import ConfigOption, JsonFlag, ParallelismOption, PipelinesOption, SettingOption, ended_or_asked, jobs_app
@@ -32,7 +32,6 @@ from .cli_schedules import schedules_app
 from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_tasks import reviews_app, tasks_app, why
 from .dev import DevCluster
-from .kept import celery_application
 from .lifetime import ended_with_signals, ended_with_stdin
 from .logs import log_of_a_command, log_to_stderr
 from .node_process import NodeProcess, celery_messages, celery_publications, prove
@@ -121,7 +120,7 @@ def node(
     prove(installation)
     log_to_stderr(log)
     shown = name or os.uname().nodename
-    app = celery_application(celery) if celery else None
+    app = celery_of(celery) if celery else None
     with reachable(sa.make_url(installation.database)):
         process = NodeProcess(
             installation,

@@ -16,12 +16,12 @@ from millstream_schema.store.health import health
 from millstream_schema.store.migrate import check_schema
 
 from . import formatting
+from .arguments import celery_of
 from .celery_facts import facts_of
 from .celery_traps import celery_findings
 from .cli_jobs import JsonFlag
 from .diagnosis import Finding, Gravity, installation_findings
 from .installation import Installation
-from .kept import celery_application
 from .opened import reachable, require_file
 from .program import EXIT_FAILED
 
@@ -64,7 +64,7 @@ def doctor(
     """What is wrong here, why, and what helps. Exit code 1 when something is wrong; what is only doubtful is shown."""
     found: list[Finding] = []
     if celery is not None:
-        found += celery_findings(facts_of(celery_application(celery)))
+        found += celery_findings(facts_of(celery_of(celery)))
     if celery is None or ctx.obj.names_a_database():
         found += installation_checked(ctx.obj.installation(database_only=True))
     if as_json:

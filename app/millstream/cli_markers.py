@@ -8,9 +8,9 @@ import typer
 
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.store import markers
-from millstream_tasks.task_main import load_handlers
 
 from . import formatting
+from .arguments import handlers_of
 
 markers_app = typer.Typer(no_args_is_help=True, help="Marker tables in databases of your own, for ctx.transaction(name).")
 
@@ -22,7 +22,7 @@ def init(
     names: Annotated[list[str] | None, typer.Argument(help="Which of them; all, if none are named.")] = None,
 ) -> None:
     """Make the marker table in them. Harmless where it is there."""
-    known = load_handlers(handlers).databases
+    known = handlers_of(handlers).databases
     wanted = names or sorted(known)
     missing = [name for name in wanted if name not in known]
     if missing or not wanted:

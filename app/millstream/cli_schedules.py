@@ -19,8 +19,8 @@ from millstream_schema.reasons import one_line
 from millstream_schema.store.schedules import Published
 
 from . import formatting
+from .arguments import celery_of
 from .cli_jobs import JsonFlag
-from .kept import celery_application
 from .schedule_terms import Terms, When, declaration
 from .schedules import preview
 
@@ -287,7 +287,7 @@ def import_beat(
     """Celery's beat_schedule as schedules. Entries that cannot be honoured are named; nothing is published then, unless --partly."""
     from .schedule_imports import beat_declarations  # imports Celery: no other command needs it
 
-    declared, refused = beat_declarations(celery_application(celery))
+    declared, refused = beat_declarations(celery_of(celery))
     with ctx.obj.schedules(handlers) as schedules:
         good = []
         for d in declared:

@@ -83,13 +83,20 @@ class Carrier:
                 if not self._closed:
                     log.warning(
                         "the Celery broker cannot be reached; hints pause, jobs go on by rows",
-                        broker=self._app.connection_for_write().as_uri(),  # without its password
+                        broker=self._address(),
                         thread=name,
                         error=f"{type(exc).__name__}: {exc}",
                     )
                     gc.collect()  # kombu's Redis transport keeps an epoll descriptor in a reference cycle for each failed try
                     pause = FIRST_PAUSE if self._clock.monotonic() - began > LAST_PAUSE else min(pause * 2, LAST_PAUSE)
                     self._stopping.wait(pause)
+
+    def _address(self) -> str:
+        """The broker, without its password; empty where kombu cannot even load its transport."""
+        try:
+            return str(self._app.connection_for_write().as_uri())
+        except Exception:  # what has just been told of: a driver that is not installed, a scheme kombu does not know
+            return ""
 
     def _connection(self) -> Connection:
         return self._app.connection_for_write(connect_timeout=5)

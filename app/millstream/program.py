@@ -49,10 +49,9 @@ from millstream_schema.errors import (
     UnknownHandler,
     UnknownQueue,
 )
-from millstream_tasks.task_main import load_handlers
 
 from . import formatting
-from .arguments import pipelines_of
+from .arguments import handlers_of, pipelines_of
 from .client import Jobs
 from .installation import VARIABLES, Installation
 from .queues import Permits, Queues
@@ -190,7 +189,7 @@ class Given:
 
     def schedules(self, handlers: str | None = None) -> Schedules:
         """Schedules, likewise; ``handlers``: module:attribute of the Handlers object."""
-        registry = load_handlers(handlers) if handlers else None
+        registry = handlers_of(handlers) if handlers else None
         return Schedules(self.installation(database_only=True), registry, self.namespace, actor=f"cli:{getpass.getuser()}")
 
     def queues(self) -> Queues:

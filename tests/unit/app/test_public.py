@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import millstream
 import millstream_schema.errors
 
+ROOT = Path(__file__).resolve().parents[3]
 STORED = Path(__file__).with_name("public_names.txt")
 HEAVY = {"sqlalchemy", "alembic", "celery", "kombu", "billiard", "amqp", "redis", "psycopg", "pymysql", "typer", "rich", "django", "flask"}
 
@@ -68,6 +70,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_version_is_the_distributions() -> None:
     """One version, kept in one place."""
     assert millstream.__version__ == importlib.metadata.version("millstream")
+
+
+def test_the_extra_for_redis_brings_what_kombus_transport_imports() -> None:
+    """kombu names a part of it in its own extra only; without it neither Celery nor Millstream reaches the broker of a fresh environment."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = [r.partition(";")[0] for r in importlib.metadata.requires("kombu") or () if 'extra == "redis"' in r]
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted}
+    assert len(names) > 1 and names <= {re.split(r"[^\w-]", requirement)[0] for requirement in extras["redis"]}
 
 
 def test_what_a_module_of_pipelines_imports_is_light() -> None:
