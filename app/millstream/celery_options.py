@@ -6,7 +6,7 @@ Called for ``.delay()`` and ``.apply_async()`` of handlers, and for plain Celery
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +31,51 @@ REFUSED: Mapping[str, str] = {
     "shadow": "name= of the handler",
 }
 """Celery's options that a durable task cannot honour → what to use instead."""
+_REPEAT = "effects=: what repeating the function would do"
+_NOTHING = "nothing: it is so"
+DECLARED: Mapping[str, str] = {
+    "bind": "a first parameter named ctx, which gets the attempt",
+    "max_retries": "attempts= (the first one counts: max_retries=3 is attempts=4)",
+    "autoretry_for": "retry_on= (every exception is tried again if none are named, of an external handler none)",
+    "dont_autoretry_for": "no_retry_on=",
+    "throws": "no_retry_on=",
+    "retry_backoff": "delay=, doubled up to max_delay=",
+    "retry_backoff_max": "max_delay=",
+    "retry_jitter": "jitter=, the part of the delay that chance takes off (0 to 1)",
+    "retry_kwargs": "attempts=, delay=",
+    "default_retry_delay": "delay=",
+    "acks_late": _REPEAT,
+    "acks_on_failure_or_timeout": _REPEAT,
+    "reject_on_worker_lost": _REPEAT,
+    "time_limit": "run= and grace=",
+    "soft_time_limit": "run=",
+    "expires": "start_by=",
+    "rate_limit": "a rate for all workers together: millstream queues rate",
+    "priority": "priority= of the call",
+    "ignore_result": "nothing: the result is kept in the task's row",
+    "serializer": "nothing: arguments and results are JSON that keeps their types",
+    "compression": "nothing: large data belongs elsewhere, its address in the arguments",
+    "track_started": _NOTHING,
+    "store_errors_even_if_ignored": _NOTHING,
+    "pydantic": _NOTHING,
+    "typing": _NOTHING,
+    "base": "a plain function: no Task class runs outside Celery's pool",
+    "on_failure": "a subscription to the task's end",
+    "on_success": "a subscription to the task's end",
+    "on_retry": "ctx.attempt",
+}
+"""Celery's options of ``@app.task`` → what to write in ``@handlers.task``."""
+CALLS: Mapping[str, str] = {
+    **dict.fromkeys(("s", "si", "signature", "subtask"), f"{_CONTINUE}; a chain of ordinary tasks ends with app.signature(its name)"),
+    **dict.fromkeys(("map", "starmap", "chunks"), "tasks.submit_many(handler, [Item(args=…), …])"),
+    "apply": "call the function itself, or run it by a TaskWorker",
+    "AsyncResult": "tasks.result(id)",
+    "retry": "raise Retry(after=…) in the handler",
+    "request": "a first parameter named ctx: ctx.task_id, ctx.attempt",
+    "update_state": "ctx.progress(done, of, message) in the handler",
+    "replace": "ctx.submit in the handler",
+}
+"""What a task of Celery's has and a durable one has not → what to use instead."""
 HARMLESS = frozenset(
     {
         "retry", "retry_policy", "producer", "connection", "publisher", "router", "add_to_parent", "ignore_result", "headers", "root_id", "parent_id", "reply_to",
@@ -74,3 +119,15 @@ def translated(given: Mapping[str, Any]) -> Translated:
             business_key=given.get("business_key") or "", permit=given.get("permit") or "",
         ),
     )  # fmt: skip
+
+
+def undeclared(names: Iterable[str], known: Iterable[str]) -> str:
+    """What is wrong with these options of ``@handlers.task``; empty if nothing is."""
+    known = tuple(known)
+    return "; ".join(
+        f"{name}: use instead: {DECLARED[name]}"
+        if name in DECLARED
+        else f"{name} is not an option of a handler (they are {', '.join(known)})"
+        for name in names
+        if name not in known
+    )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ import msgspec
 from millstream_schema.durable.records import Policy
 from millstream_schema.durable.requests import HANDLER, LONGEST_DELAY_S, NAME, HandlerSpec
 from millstream_schema.durable.states import Effects
-from millstream_tasks.durable.handlers import Errors
+from millstream_tasks.durable.handlers import CONTEXT, Errors
 
 DEFAULT_ATTEMPTS = {Effects.IDEMPOTENT: 5, Effects.TRANSACTIONAL: 5, Effects.EXTERNAL: 1}
 MOST = 1_000_000
@@ -56,6 +58,8 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
         found = []
         if inspect.iscoroutinefunction(function):
             found.append("coroutine functions are not supported yet: register a plain function")
+        elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            found.append("a generator is never run to its end: register a function that returns its result")
         if not HANDLER.match(name):
             found.append(f"its name must match {HANDLER.pattern}: give name=")
         if not NAME.match(self.queue):
@@ -66,7 +70,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, what)
             if not (what == "attempts" and value is None) and (type(value) is not int or not least <= value <= MOST):
                 found.append(f"{what} must be a whole number between {least} and {MOST}, not {value!r}")
-        found += self._times()
+        found += self._times() + self._parameters(inspect.signature(function))
         if self.ordered and not self.permit:
             found.append("ordered needs a permit: the order is that of the tasks that want the same one")
         if self.intents_only and self.effects != Effects.EXTERNAL:
@@ -76,6 +80,23 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
         for what in ("retry_on", "no_retry_on"):
             if not all(isinstance(e, type) and issubclass(e, BaseException) for e in classes(getattr(self, what))):
                 found.append(f"{what} must be an exception class or a tuple of them, not {getattr(self, what)!r}")
+        return found
+
+    def _parameters(self, signature: inspect.Signature) -> list[str]:
+        """What would not do at any submission."""
+        names = [name for name in signature.parameters if name != CONTEXT]
+        found = []
+        if names[:1] == ["self"]:
+            found.append("its first parameter is self: name it ctx to get the attempt; a method cannot be a handler")
+        try:
+            places = {re.split(r"[.\[]", field)[0] for _, field, _, _ in string.Formatter().parse(self.permit) if field is not None}
+        except ValueError as exc:
+            return [*found, f"permit {self.permit!r}: {exc}"]
+        missing = sorted(places - set(names))
+        if missing and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+            found.append(
+                f"permit {self.permit!r} has places that are no parameters: {', '.join(map(repr, missing))} (they are {', '.join(names) or 'none'})"
+            )
         return found
 
     def _times(self) -> list[str]:

@@ -26,9 +26,9 @@ Sessions = Callable[[], Any]
 
 
 def installation_of(given: Mapping[str, Any], database: str) -> Installation:
-    """From settings named as :class:`Installation`'s fields. ``database``: if they name none. What only stream jobs need may be missing. Raises ConfigurationError."""
+    """From settings named as :class:`Installation`'s fields. ``database``: if they name none. Raises ConfigurationError."""
     found = {name: given[name] for name in VARIABLES if given.get(name) not in (None, "")}
-    return Installation.checked({"transport": "unix://", "checkpoints": "file:///", "database": database, **found})
+    return Installation.checked({"database": database, **found})
 
 
 class FrameworkTasks:

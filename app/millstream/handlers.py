@@ -21,7 +21,7 @@ from millstream_schema.errors import ConfigurationError
 from millstream_tasks.durable.answers import Reconcile
 from millstream_tasks.durable.handlers import Errors, Handler, HandlerRegistry, Source
 
-from .celery_options import translated
+from .celery_options import CALLS, translated, undeclared
 from .declarations import Declared, classes
 from .results import TaskResult
 from .schedule_terms import Terms, When, declaration
@@ -51,6 +51,11 @@ class DurableHandler(Handler):
             function, given.spec(name), retry_on=classes(given.retry_on), no_retry_on=classes(given.no_retry_on), reconcile=given.reconcile
         )
         self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CALLS:
+            raise AttributeError(f"a durable task has no {name}: use instead: {CALLS[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def delay(self, *args: Any, **kwargs: Any) -> TaskResult:
         """Submit by the client the handlers are bound to. Raises TaskInvalid, StoreUnavailable, ConfigurationError (no client is bound)."""
@@ -152,6 +157,11 @@ class Handlers:
         ``option_names``: it has parameters named like options of ``submit`` (``key``, ``delay``, …) and is submitted by
         ``submit_with(handler, args, kwargs, key=…, options=…)`` alone. Raises ConfigurationError.
         """
+        problems = undeclared(declared, Declared.__struct_fields__)
+        if problems:
+            raise ConfigurationError(f"@handlers.task: {problems}")
+        if function is not None and not callable(function):
+            raise ConfigurationError(f"@handlers.task takes a function, and its options by name: write name={function!r:.80}")
         given = Declared(**declared)
         if function is None:
             return lambda f: self._register(f, given)

@@ -39,7 +39,7 @@ _PREFIX = r"^[a-z][a-z0-9]{0,15}$"
 
 class Installation(pydantic.BaseModel):
     """``database``: SQLAlchemy URL. ``transport``: ``unix:///dir``, ``redis://…`` or ``amqp://…``. ``checkpoints``: ``file:///shared`` (or the
-    absolute path alone) or a database URL.
+    absolute path alone) or a database URL. These two are for stream jobs: with durable tasks alone they need not be given.
 
     ``prefix`` starts the name of every table, queue, key and channel: two installations in one database and broker do not meet. ``lease_ms``: a node or
     coordinator that could not renew for this long is taken for dead (default 10 s); ``poll_ms``: how often rows are read without a hint.
@@ -53,8 +53,8 @@ class Installation(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     database: str
-    transport: str
-    checkpoints: str
+    transport: str = ""
+    checkpoints: str = ""
     prefix: str = pydantic.Field(default="millstream", pattern=_PREFIX)
     lease_ms: int = pydantic.Field(default=10_000, ge=600, le=600_000)
     poll_ms: int = pydantic.Field(default=1_000, ge=10, le=10_000)
@@ -162,6 +162,14 @@ class Installation(pydantic.BaseModel):
     def environment(self) -> dict[str, str]:
         """The variables that describe this installation to a child process."""
         return {name: str(getattr(self, field)) for field, name in VARIABLES.items()}
+
+    def for_streams(self) -> Self:
+        """Itself. Raises ConfigurationError when it does not name what stream jobs need."""
+        missing = [field for field in ("transport", "checkpoints") if not getattr(self, field)]
+        if missing:
+            wrong = "; ".join(_said("missing", (field,), "", None) for field in missing)
+            raise ConfigurationError(f"the installation is not configured for stream jobs: {wrong}")
+        return self
 
     @property
     def table_prefix(self) -> str:

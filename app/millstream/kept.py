@@ -34,8 +34,9 @@ def celery_application(target: str) -> Any:
     return found
 
 
-def kept(log: Any, name: str, celery: str | None, made: Callable[[Installation, Any], Runs]) -> int:
-    """Make a process and run it until it ends; its exit code. ``made``: from the installation of the environment and the Celery application, or None.
+def kept(log: Any, shown: str, name: str, celery: str | None, made: Callable[[Installation, Any], Runs]) -> int:
+    """Make a process and run it until it ends; its exit code. ``shown``: the process's name in Celery's log format. ``made``: from the
+    installation of the environment and the Celery application, or None.
 
     The installation never comes from the command line: a URL may hold a password.
     """
@@ -44,7 +45,7 @@ def kept(log: Any, name: str, celery: str | None, made: Callable[[Installation, 
     try:
         if celery:
             app = celery_application(celery)
-            log_through_celery(app, name, os.environ)
+            log_through_celery(app, shown, name, os.environ)
         process = made(Installation.from_environment(os.environ), app)
         ended_with_signals(process.stop)
         ended_with_stdin(process.stop)

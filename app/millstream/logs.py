@@ -41,12 +41,12 @@ def log_of_a_command(environ: Mapping[str, str]) -> None:
         log_to_stderr(environ.get("MILLSTREAM_LOG", "info"))
 
 
-def log_through_celery(app: Any, hostname: str, environ: Mapping[str, str]) -> None:
+def log_through_celery(app: Any, process: str, hostname: str, environ: Mapping[str, str]) -> None:
     """Events go through ``logging`` as Celery sets it up for the worker that started this process: same format, level, file and ``setup_logging`` receivers.
 
     Celery leaves ``-l`` and ``-f`` to its children in ``CELERY_LOG_LEVEL`` and ``CELERY_LOG_FILE``. ``MILLSTREAM_LOG`` is another level for Millstream's own events.
     """
-    multiprocessing.current_process().name = "MillstreamNode"  # what Celery's format shows as processName
+    multiprocessing.current_process().name = process  # what Celery's format shows as processName
     level = environ.get("CELERY_LOG_LEVEL", "")
     app.log.setup_logging_subsystem(
         loglevel=int(level) if level.isdecimal() else logging.INFO, logfile=environ.get("CELERY_LOG_FILE") or None, hostname=hostname

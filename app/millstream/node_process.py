@@ -186,7 +186,7 @@ def celery_publications(app: Any, prefix: str) -> PublishingThread:
 
 def prove(installation: Installation) -> None:
     """What a node needs can be reached from here: refuse now rather than fail every job. Raises StorageError, ChannelError, ConfigurationError."""
-    storage = open_storage(installation.checkpoints)
+    storage = open_storage(installation.for_streams().checkpoints)
     key = f"proof/{SystemIds().new('node')}"
     try:
         storage.get(storage.put(key, b"millstream"))
@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
             publications=None if app is None else celery_publications(app, installation.prefix),
         )
 
-    return kept(log, args.name, args.celery, made)
+    return kept(log, "MillstreamNode", args.name, args.celery, made)
 
 
 if __name__ == "__main__":

@@ -171,9 +171,8 @@ class Given:
         if self.local is not None:
             return Installation.local(self.local, **given)
         found: dict[str, Any] = {f: os.environ[name] for f, name in VARIABLES.items() if os.environ.get(name)} | given
-        if database_only:
-            found = {"transport": "unix://", "checkpoints": "file:///", **found}
-        return Installation.checked(found)
+        installation = Installation.checked(found)
+        return installation if database_only else installation.for_streams()
 
     def names_a_database(self) -> bool:
         """Whether any is given."""

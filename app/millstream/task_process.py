@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
             publications=None if app is None else Publications(app, installation.prefix),
         )  # fmt: skip
 
-    return kept(log, args.name, args.celery, made)
+    return kept(log, "MillstreamTasks", args.name, args.celery, made)
 
 
 if __name__ == "__main__":

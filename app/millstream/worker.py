@@ -65,7 +65,7 @@ class Millstream:
         if (processes is not None and processes < 1) or drain < 0:
             raise ConfigurationError(f"processes must be at least 1 and drain must not be negative, not {processes} and {drain}")
         self.app = app
-        self.installation = installation
+        self.installation = installation.for_streams() if pipelines else installation
         self.celery_app = celery_app
         self.pipelines = pipelines
         self.slots = slots
@@ -187,7 +187,7 @@ class Millstream:
 
 
 class NodeKeeper:
-    """Keeps one node process running: started again a second after it died, ended through its pipe."""
+    """Keeps one process beside the worker running: started again a second after it died, ended through its pipe."""
 
     def __init__(
         self,
@@ -202,6 +202,7 @@ class NodeKeeper:
         self._started = started
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        self._what = "task process" if TASK_PROCESS in command else "node process"
         self._thread = threading.Thread(target=self._keep, name="millstream-keeper", daemon=True)
 
     def start(self) -> None:
@@ -230,12 +231,12 @@ class NodeKeeper:
                 pause = RESTART_PAUSE
                 continue
             pause = min(pause * 2, LONGEST_PAUSE)  # a node that cannot start says why each time; not every second
-            log.warning("Millstream's node process ended with %s; starting it again (next try after %s s)", process.returncode, pause)
+            log.warning("Millstream's %s ended with %s; starting it again (next try after %s s)", self._what, process.returncode, pause)
             if not self._stopping.is_set():
                 try:
                     self._spawn()
                 except OSError as exc:  # no process or memory left for now: the keeper itself must live on
-                    log.warning("Millstream's node process cannot be started: %s", exc)
+                    log.warning("Millstream's %s cannot be started: %s", self._what, exc)
 
     def ask(self) -> None:
         """Tell it to hand everything back and end; :meth:`stop` waits for it."""

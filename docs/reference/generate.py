@@ -103,8 +103,8 @@ EDGE: Mapping[str, tuple[str, str]] = {
 }
 INSTALLATION: Mapping[str, tuple[str, str]] = {
     "database": ("URL", "SQLAlchemy URL of the control database: `postgresql+psycopg://`, `mysql+pymysql://` (MariaDB) or `sqlite:///`"),
-    "transport": ("URL", "Channels between subtasks: `unix:///directory` (one machine), `redis://` or `amqp://`"),
-    "checkpoints": ("URL", "`file:///directory` (or the absolute path alone) that every node reaches, or a database URL"),
+    "transport": ("URL", "For stream jobs. Channels between subtasks: `unix:///directory` (one machine), `redis://` or `amqp://`"),
+    "checkpoints": ("URL", "For stream jobs. `file:///directory` (or the absolute path alone) that every node reaches, or a database URL"),
     "prefix": ("", "Starts the name of every table, queue, key and channel: two installations in one database and broker do not meet"),
     "lease_ms": (
         "ms",
@@ -234,7 +234,7 @@ def installation() -> str:
             for word, attribute in (("≥", "ge"), ("≤", "le"))
             if hasattr(m, attribute)
         )
-        default = "required" if field.is_required() else f"`{field.default}`"
+        default = "required" if field.is_required() else f"`{field.default}`" if field.default != "" else "empty"
         rows.append((f"`{name}`", f"`{VARIABLES[name]}`", INSTALLATION[name][0], default, bounds, INSTALLATION[name][1] + "."))
     return table(("field", "variable", "unit", "default", "bounds", "meaning and reason"), rows)
 

@@ -39,6 +39,10 @@ def open_transport(url: str, prefix: str, expiry_ms: int = EXPIRY_MS) -> Transpo
 
 def open_storage(url: str, lock_timeout: float = LOCK_TIMEOUT) -> SnapshotStorage:
     """``file:///directory`` or a database URL, whose sessions wait ``lock_timeout`` seconds at most for a lock. Raises ConfigurationError."""
+    if not url:
+        raise ConfigurationError(
+            "the installation names no checkpoint storage: set MILLSTREAM_CHECKPOINTS, or checkpoints= of the Installation, wherever workers start: any of them may coordinate"
+        )
     scheme = url.partition(":")[0]
     if scheme == "file" or url.startswith("/"):
         return FileSnapshots(url)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
-from millstream import ConfigurationError, Installation
+from millstream import ConfigurationError, Installation, Millstream
 from millstream.installation import address_of
 from millstream_tasks.opening import open_storage
 
@@ -95,3 +96,16 @@ def test_a_wrong_setting_is_named_with_its_value_unit_and_range(field: str, valu
 def test_an_address_is_shown_without_what_is_secret(url: str, shown: str) -> None:
     """Host, port and path; no user, password or option."""
     assert address_of(url) == shown
+
+
+def test_durable_tasks_alone_need_a_database_and_stream_jobs_say_what_else() -> None:
+    """Somebody with tasks only is not asked for channels and checkpoints; a node, and a Celery application with pipelines, are."""
+    found = Installation(database=GOOD["database"])
+    assert Installation.from_environment(found.environment()) == found
+    with pytest.raises(
+        ConfigurationError, match=r"transport \(MILLSTREAM_TRANSPORT\): not given.*checkpoints \(MILLSTREAM_CHECKPOINTS\): not given"
+    ):
+        Millstream(Celery("shop"), found, celery_app="shop:app", pipelines="shop:pipelines")
+    assert Millstream(Celery("shop"), found, celery_app="shop:app", handlers="shop:handlers").installation == found
+    with pytest.raises(ConfigurationError, match="names no checkpoint storage: set MILLSTREAM_CHECKPOINTS"):
+        open_storage(found.checkpoints)
