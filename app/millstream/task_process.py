@@ -83,14 +83,13 @@ class TaskProcess:
         self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
         check_schema(self._database)
         self._database.check_durability()
-        self._wake = threading.Event()
         self._stopping = threading.Event()
         client = Tasks(i, registry, namespace, clock=clock, ids=ids, database=self._database, wake=self._submitted)
         self._intake = None if intake is None else Intake(intake, client)
         boot = TaskBoot(
             handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS), i.database, i.table_prefix, i.idle_in_transaction_ms
         )
-        self._pool = ProcessPool(boot, clock, processes, self._ended, self._wake.set, self._told)
+        self._pool = ProcessPool(boot, clock, processes, self._ended, self._back, self._told)
         settings = HostSettings(
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
             poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
@@ -135,12 +134,12 @@ class TaskProcess:
     def stop(self) -> None:
         """Thread-safe and signal-safe."""
         self._stopping.set()
-        self._wake.set()
+        self._pool.wake()
 
     def woken(self) -> None:
         """There may be work. Thread-safe."""
         self._host.wake()
-        self._wake.set()
+        self._pool.wake()
 
     def _counts(self) -> dict[str, int]:
         """What this process counts beside its host."""
@@ -157,6 +156,9 @@ class TaskProcess:
     def _ended(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:
         self._host.ended(task, fence, outcome, submits, seconds)
 
+    def _back(self, task: str, fence: int) -> None:
+        self._host.back(task, fence)
+
     def _told(self, task: str, fence: int, said: Told) -> None:
         self._host.told(task, fence, said)
 
@@ -166,16 +168,15 @@ class TaskProcess:
             wait = self._host.step()
         except Exception:
             log.exception("a step of the task host failed; it is tried again")
-            wait = 1.0
-        if wait > 0:
-            self._wake.wait(min(wait, 1.0))
-        self._wake.clear()
+            self._stopping.wait(1.0)
+            wait = 0.0
+        self._pool.wait(min(wait, 1.0))
 
     def _end(self) -> None:
         """Give back at once what has not begun; wait for the rest, the lease renewed meanwhile; then end it by its declared effects."""
         host = self._host
         host.drain()
-        self._wake.set()
+        self._pool.wake()
         self._step()  # also with nothing in hand: the session's row then says that it takes nothing more
         deadline = self._clock.monotonic() + self._drain
         while host.holding and self._clock.monotonic() < deadline:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
@@ -25,13 +26,16 @@ from .durable.databases import HandlerDatabases
 from .durable.execution import execute
 from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Said, Settled, Until, decode_boot, decode_to_child, encode
 from .durable.handlers import HandlerRegistry
+from .durable.leave import Taker
 from .durable.progress import Telling
 from .durable.surroundings import Surroundings
 from .loading import loaded
-from .shell.wire import pack, receive
+from .shell.wire import Unpacked, pack, receive
 
 EXIT_LOST_WORKER = 3
 EXIT_LEASE = 4
+AT_ONCE = 1 << 16
+"""Bytes read at a time."""
 
 
 class Pipe:
@@ -41,15 +45,29 @@ class Pipe:
         self._sock = sock
         self._lock = threading.Lock()
 
-    def send(self, frame: msgspec.Struct) -> None:
+    def send(self, *frames: msgspec.Struct) -> None:
+        data = b"".join(pack(encode(frame)) for frame in frames)
         try:
             with self._lock:
-                self._sock.sendall(pack(encode(frame)))
+                self._sock.sendall(data)
         except OSError:
             os._exit(EXIT_LOST_WORKER)
 
     def receive(self) -> bytes | None:
+        """The first frame."""
         return receive(self._sock)
+
+    def frames(self) -> Iterator[bytes]:
+        """All that follow, until the worker is gone."""
+        unpacked = Unpacked()
+        while True:
+            try:
+                data = self._sock.recv(AT_ONCE)
+            except ConnectionError:
+                return
+            if not data:
+                return
+            yield from unpacked.feed(data)
 
 
 def load_handlers(target: str) -> HandlerRegistry:
@@ -81,6 +99,11 @@ class Control:
     def asked(self, task: str, fence: int) -> bool:
         return (task, fence) in self._told
 
+    @property
+    def over(self) -> bool:
+        """Whether the lease is over, as far as it was told."""
+        return bool(self._deadline) and self._clock.monotonic() >= self._deadline
+
     def busy(self, run: Run, telling: Telling) -> None:
         self._busy, self._telling = True, telling
 
@@ -89,7 +112,7 @@ class Control:
         self._told.discard((run.task.id, run.task.fence))
 
     def _listen(self) -> None:
-        while (data := self._pipe.receive()) is not None:
+        for data in self._pipe.frames():
             match decode_to_child(data):
                 case Run() as run:
                     self.runs.put(run)
@@ -108,13 +131,18 @@ class Control:
                 telling = self._telling
                 if telling is not None:
                     telling.flush()
-            if self._busy and self._deadline and self._clock.monotonic() >= self._deadline:
+            if self._busy and self.over:
                 os._exit(EXIT_LEASE)
+
+
+def said(ended: Ended | None) -> tuple[Ended, ...]:
+    return () if ended is None else (ended,)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="A Millstream handler process; started by a worker, not by hand.")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--leave", type=int, required=True)
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Pipe(socket.socket(fileno=args.fd))
@@ -135,12 +163,28 @@ def main(argv: list[str] | None = None) -> int:
     control.start()
     sys.setswitchinterval(0.001)  # the control thread shall hear of a cancel soon
     pipe.send(Ready())
+    leave = Taker(args.leave)
+    ended: Ended | None = None
+    """Of the attempt before: sent together with the next one's begin, or by itself when there is none at hand; never later than code of the next one runs."""
     while True:
-        run = control.runs.get()
+        try:
+            run = control.runs.get_nowait()
+        except queue.Empty:
+            if ended is not None:
+                pipe.send(ended)
+                ended = None
+            run = control.runs.get()
+        if not leave.take(run.leave):
+            pipe.send(*said(ended), Beat())  # taken back; the process lives
+            ended = None
+            continue
+        if control.over:
+            pipe.send(*said(ended))
+            return EXIT_LEASE
         task = run.task
         telling = Telling(clock, lambda told, t=task: pipe.send(Said(t.id, t.fence, told)))  # type: ignore[misc]
         control.busy(run, telling)
-        pipe.send(Began(task.id, task.fence))
+        pipe.send(*said(ended), Began(task.id, task.fence))
         began = clock.monotonic()
         around = Surroundings(
             ids=ids,
@@ -153,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         outcome, submits = execute(task, registry, around)
         control.idle(run)
-        pipe.send(Ended(task.id, task.fence, outcome, submits, clock.monotonic() - began))
+        ended = Ended(task.id, task.fence, outcome, submits, clock.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -316,6 +316,23 @@ def test_celery_t05_a_process_that_dies_is_charged_to_what_ran_and_to_nothing_el
     assert {rig.tasks.get(o.task).crashes for o in others} == {0}
 
 
+def test_what_was_handed_to_a_process_that_stands_still_runs_elsewhere(rig: Rig) -> None:
+    """Short tasks wait in the processes themselves. Of those, only the one that had begun waits for the stopped process; none runs twice."""
+    worker = rig.worker(2)
+    rig.tasks.wait(rig.tasks.submit("add", 0, 0).task, 20)
+    receipts: list[Any] = rig.tasks.submit_many("add", [Item(args=(i, 1)) for i in range(500)])
+    stopped = next(p for p in psutil.Process(worker.pid).children() if "millstream_tasks.task_main" in p.cmdline())
+    stopped.suspend()
+
+    def open_ones() -> list[str]:
+        return [r.task for r in receipts if not rig.tasks.get(r.task).state.settled]
+
+    until(lambda: len(open_ones()) <= 1, "the end of all that had not begun")
+    stopped.resume()
+    assert [rig.tasks.wait(r.task, 20) for r in receipts] == [i + 1 for i in range(500)]
+    assert {(t.starts, t.crashes, t.losses) for t in (rig.tasks.get(r.task) for r in receipts)} == {(1, 0, 0)}
+
+
 @pytest.mark.postgres
 def test_celery_t23_memory_does_not_grow_with_the_tasks_that_were_run(tmp_path: Path, postgres_url: str) -> None:
     """Of the task process and its handler processes, once they have warmed up. On SQLite their page caches grow with its file, up to a bound."""

@@ -13,7 +13,7 @@ import msgspec
 
 from millstream_coordinator.task_sweep import TaskSweep
 from millstream_schema.durable.effects import IntentRow
-from millstream_schema.durable.outcomes import AnyOutcome, Crashed, GaveUp, Raised, Reported, RetryAsked, Snoozed, Succeeded
+from millstream_schema.durable.outcomes import AnyOutcome, Crashed, GaveUp, Raised, Reported, RetryAsked, Snoozed, Succeeded, Unstarted
 from millstream_schema.durable.records import NewTask, Policy, Receipt, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
 from millstream_schema.errors import CommitUnknown, StoreError
@@ -68,12 +68,43 @@ class SimPool:
         self._worker = worker
         self._slots = slots
         self._running: dict[tuple[str, int], Ran] = {}
+        self._line: list[TaskRow] = []
+        """Handed over beyond the slots."""
         self._deadline = 0.0
 
     def free(self) -> int:
-        return self._slots - len(self._running)
+        return 0 if self._line else self._slots - len(self._running)
+
+    def ahead(self) -> int:
+        return 0 if self.free() else self._slots - len(self._line)
+
+    def waiting(self) -> int:
+        return len(self._line)
+
+    def give_back(self) -> None:
+        line, self._line = self._line, []
+        for task in reversed(line):
+            self._worker.taken_back(task)
 
     def start(self, task: TaskRow) -> None:
+        if self.free():
+            self._begin(task)
+        else:
+            assert self.ahead() > 0
+            self._line.append(task)
+
+    def _next(self) -> None:
+        """A slot is free: what was handed over for it begins without the host, unless the lease is over."""
+        if not self._line or len(self._running) >= self._slots:
+            return
+        task = self._line.pop(0)
+        if self._worker.sim.world.now < self._deadline:
+            self._worker.sim.world.probes["began in the pool"] += 1
+            self._begin(task)
+        elif self._worker.host is not None:
+            self._worker.host.ended(task.id, task.fence, Unstarted(), (), 0.0)
+
+    def _begin(self, task: TaskRow) -> None:
         sim = self._worker.sim
         assert sim.world.now < self._deadline, f"{task.id} began past its lease"
         ran = Ran(task.id, task.fence, task.session, sim.world.now, permit_seq=task.permit_seq, claimed_us=task.claimed_us)
@@ -84,7 +115,11 @@ class SimPool:
         sim.world.at(seconds, lambda: self._end(task, script, ran))
 
     def cancel(self, task: str, fence: int) -> None:
-        """The script obeys at its end, or does not."""
+        """The script obeys at its end, or does not. One that has not begun is given back as such."""
+        if self._left_line(task, fence):
+            if self._worker.host is not None:
+                self._worker.host.ended(task, fence, Unstarted(), (), 0.0)
+            return
         self._worker.sim.world.probes["handler told to cancel"] += 1
 
     def lease(self, deadline: float) -> None:
@@ -96,10 +131,17 @@ class SimPool:
         return 1.0
 
     def kill(self, task: str, fence: int) -> None:
-        self._running.pop((task, fence), None)
+        if not self._left_line(task, fence):
+            self._running.pop((task, fence), None)
+
+    def _left_line(self, task: str, fence: int) -> bool:
+        before = len(self._line)
+        self._line = [t for t in self._line if (t.id, t.fence) != (task, fence)]
+        return len(self._line) < before
 
     def dies(self) -> None:
         self._running.clear()
+        self._line.clear()
 
     def _end(self, task: TaskRow, script: Script, ran: Ran) -> None:
         worker = self._worker
@@ -128,6 +170,7 @@ class SimPool:
             worker.sim.world.at(0.3, lambda: self._say(task, ran, outcome))
             return
         self._running.pop((task.id, task.fence), None)
+        self._next()
         ran.ended = worker.sim.world.now
         ran.reported = type(outcome).__name__
         worker.host.ended(task.id, task.fence, outcome, (), ran.ended - ran.began)
@@ -176,6 +219,10 @@ class SimWorker:
         )
         host = self.host = TaskHost(sim.database, self.pool, SimClock(sim.world), sim.ids, SimChance(sim.world), settings)
         sim.world.at(sim.world.rng.random() * 0.3, lambda: self._step(host))
+
+    def taken_back(self, task: TaskRow) -> None:
+        if self.host is not None:
+            self.host.back(task.id, task.fence)
 
     def nap(self, where: str) -> None:
         self.paused = True

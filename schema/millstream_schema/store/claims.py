@@ -16,8 +16,8 @@ from ..durable.records import TaskRow
 from ..durable.states import Effects, TaskState
 from ..states import NodeState
 from . import gates, lanes
-from .columns import compared, not_empty
-from .database import ClockQuery, Query, Transaction
+from .columns import among, compared, not_empty
+from .database import ClockQuery, DialectQuery, Query, Transaction
 from .rows import to
 from .selection import Selected, select, soonest
 from .tables import Tables
@@ -51,19 +51,19 @@ def _session(t: Tables, now: sa.ColumnElement[int], dialect: str) -> sa.Select[t
     return sa.select(locked.c.expires_us, locked.c.gated, now.label("now_us"))
 
 
-def _give(t: Tables) -> sa.Update:
+def _give(t: Tables, dialect: str) -> sa.Update:
     c = t.task.c
     given = {
         "state": sa.bindparam("to"), "fence": c.fence + 1, "token": sa.bindparam("token"), "session": sa.bindparam("session"), "claim": sa.bindparam("claim"),
         "ready_lane": None, "limit_us": None, "starts": c.starts + sa.bindparam("started"), "claimed_us": sa.bindparam("now"), "changed_us": sa.bindparam("now"),
         "started_us": sa.bindparam("started_us"), "rev": c.rev + 1,
     }  # fmt: skip
-    where = [c.id.in_(sa.bindparam("ids", expanding=True)), c.state == TaskState.READY, compared(c.ready_lane) != ""]
+    where = [among(c.id, "ids", dialect), c.state == TaskState.READY, compared(c.ready_lane) != ""]
     return sa.update(t.task).where(*where).values(given)
 
 
 _SESSION = ClockQuery(_session)
-_GIVE = Query(_give)
+_GIVE = DialectQuery(_give)
 _OF_CLAIM = Query(
     lambda t: (
         sa.select(t.task)

@@ -7,7 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ColumnElement, Index, LargeBinary, String, Text, func, literal_column, text
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+    bindparam,
+    func,
+    literal_column,
+    text,
+)
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
@@ -53,6 +67,13 @@ def not_empty(column: ColumnElement[str]) -> ColumnElement[bool]:
 def compared(column: ColumnElement[str | None]) -> ColumnElement[str]:
     """A column, NULL as empty text, so that no planner takes an index for it: a guard on rows that are named by their ids, and must be reached by them alone."""
     return func.coalesce(column, literal_column("''"))
+
+
+def among(column: ColumnElement[str], name: str, dialect: str) -> ColumnElement[bool]:
+    """Whether a column is one of a list given by this name. On PostgreSQL the list is one value: the statement's text, and so what is prepared, is the same for each length."""
+    if dialect == "postgresql":
+        return column == func.any(bindparam(name, type_=ARRAY(Text())))
+    return column.in_(bindparam(name, expanding=True))
 
 
 def some(name: str, where: str, *columns: str, beside: tuple[str, ...] = ()) -> Index:

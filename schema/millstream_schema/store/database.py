@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
@@ -122,8 +123,8 @@ class NewRows(ClockQuery):
         self.beside = beside
         self.computed = computed
         self.together = ClockQuery(self._many)
-        """The same of several rows by one statement, on PostgreSQL: what is alike once, of the rest a list for each column. What a statement costs there before its first row is
-        more than the row."""
+        """The same of several rows by one statement, on PostgreSQL: what is alike once, the rest as one text. What a statement costs there before its first row is more
+        than the row, and so is what the driver takes for lists."""
 
     def expressions(self, now: sa.ColumnElement[int]) -> dict[str, Any]:
         """The columns that are not given."""
@@ -142,11 +143,9 @@ class NewRows(ClockQuery):
             if c.name not in computed.keys() | self.constants.keys()
         }
         kinds = {name: kind for name, kind in given.items() if name not in self.alike} | dict(self.beside)
-        rows = (
-            sa.func.unnest(*(sa.bindparam(name, type_=sa.ARRAY(kind)) for name, kind in kinds.items()))
-            .table_valued(*kinds)
-            .render_derived()
-        )
+        told = sa.cast(sa.bindparam("rows", type_=sa.Text()), postgresql.JSON())
+        columns = [sa.column(name, kind) for name, kind in kinds.items()]
+        rows = sa.func.json_to_recordset(told).table_valued(*columns).render_derived(with_types=True)
         values = {**self.constants, **self.computed(now, {name: rows.c[name] for name in self.beside})}
         values |= {name: sa.bindparam(name, type_=given[name]) if name in self.alike else rows.c[name] for name in given}
         return (
@@ -157,8 +156,8 @@ class NewRows(ClockQuery):
         """Values for :attr:`together`: rows that follow each other and agree in what is alike."""
         names = sorted(self.alike)
         for alike, part in groupby(rows, key=lambda row: tuple(row[name] for name in names)):
-            found = list(part)
-            yield {name: [row[name] for row in found] for name in found[0] if name not in self.alike} | dict(zip(names, alike, strict=True))
+            differing = [{name: value for name, value in row.items() if name not in self.alike} for row in part]
+            yield {"rows": msgspec.json.encode(differing).decode(), **dict(zip(names, alike, strict=True))}
 
 
 def _constant(value: str | int | None) -> sa.ColumnElement[Any]:
@@ -559,4 +558,4 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-__all__ = ["ClockQuery", "Database", "Faults", "NewRows", "Query", "Transaction"]
+__all__ = ["ClockQuery", "Database", "DialectQuery", "Faults", "NewRows", "Query", "Transaction"]

@@ -19,8 +19,8 @@ from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
 from ..states import NodeState
 from . import events, gates, intents
-from .columns import not_empty
-from .database import Query, Transaction
+from .columns import among, not_empty
+from .database import DialectQuery, Transaction
 from .tables import Tables
 from .tasks import TEXT_KEPT, apply, by_permit, keep_attempt, lock_task, lock_tasks, submit
 
@@ -54,7 +54,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     chance: float = 0.0
 
 
-def _succeed(t: Tables) -> sa.Update:
+def _succeed(t: Tables, dialect: str) -> sa.Update:
     c = t.task.c
     folded = c.state == TaskState.DISPATCHED  # held ahead, and begun without a write of its own
     values = {
@@ -63,14 +63,14 @@ def _succeed(t: Tables) -> sa.Update:
         "changed_us": sa.bindparam("now"), "rev": c.rev + 1,
     }  # fmt: skip
     where = [
-        c.id.in_(sa.bindparam("ids", expanding=True)), c.token == sa.bindparam("claim_token"), c.fence == sa.bindparam("claim_fence"),
+        among(c.id, "ids", dialect), c.token == sa.bindparam("claim_token"), c.fence == sa.bindparam("claim_fence"),
         c.state.in_((TaskState.DISPATCHED, TaskState.RUNNING)), c.permit_held == 0,
         c.open_intents == 0,
     ]  # fmt: skip
     return sa.update(t.task).where(*where).values(values)
 
 
-_SUCCEED = Query(_succeed)
+_SUCCEED = DialectQuery(_succeed)
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answer]:

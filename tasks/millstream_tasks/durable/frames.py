@@ -24,9 +24,10 @@ class TaskBoot(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """Run this attempt when what was sent before is over."""
+    """Run this attempt when what was sent before is over. ``leave``: the number of its leave to begin, which may have been taken back meanwhile."""
 
     task: TaskRow
+    leave: int
 
 
 class EndAsked(msgspec.Struct, frozen=True, tag=True):

@@ -39,6 +39,8 @@ LANES_KEPT, LANES_TRIED = 600.0, 16
 FIRST_PAUSE = 0.05
 PREFETCH_SECONDS = 0.1
 """What is held beyond the free slots is expected to begin within so long."""
+HANDED_SECONDS = 0.01
+"""What is handed over to a slot that is taken is expected to begin within so long."""
 BEHIND_SLOW = 1.0
 """Seconds a claimed task waits for a slot before it goes back."""
 TYPICAL_PART = 0.05
@@ -132,6 +134,17 @@ class TaskHost:
         """An attempt is over that ran for so long. Thread-safe; written by the next step."""
         self._reports.append((task, fence, outcome, submits, seconds))
 
+    def back(self, task: str, fence: int) -> None:
+        """The pool was handed this attempt, and gives it back before it has begun: the first of what waits. From this host's own thread, while it calls the pool."""
+        held = self._held.get(task)
+        if held is None or held.row.fence != fence:
+            return
+        held.began = False
+        if self.draining:
+            self.ended(task, fence, Unstarted())
+        else:
+            self._buffer.appendleft(task)
+
     def told(self, task: str, fence: int, said: Told) -> None:
         """What a running attempt says. Thread-safe; written with the next heartbeat or end."""
         self._said.add(task, fence, said)
@@ -178,6 +191,7 @@ class TaskHost:
     def drain(self) -> None:
         """Claim nothing more and give back at once what has not begun."""
         self.draining = True
+        self._pool.give_back()
         for task in list(self._buffer):
             self.ended(task, self._held[task].row.fence, Unstarted())
         self._buffer.clear()
@@ -325,12 +339,17 @@ class TaskHost:
 
     def _room(self) -> int:
         """Free slots and a prefetch of what is done within a moment: long tasks are left for whoever has a slot."""
-        return self._pool.free() + self._ahead() - len(self._buffer)
+        return self._pool.free() + self._ahead() - len(self._buffer) - self._pool.waiting()
 
     def _ahead(self) -> int:
         if self._pool.free() <= 0 and self._clock.monotonic() - self._begun_at > PREFETCH_SECONDS:
             return 0  # what runs is not short, whatever ran before
         return min(self._settings.prefetch, int(self._settings.slots * PREFETCH_SECONDS / max(self._typical, 1e-6)))
+
+    def _may_hand_over(self) -> bool:
+        """Whether the pool is to have one more than it can begin at once: a few milliseconds' worth, so that a slot need not wait for this host."""
+        share = int(HANDED_SECONDS / max(self._typical, 1e-6)) * self._settings.slots
+        return self._ahead() > 0 and self._pool.ahead() > 0 and self._pool.waiting() < share
 
     def _take_back(self, now: float) -> None:
         """What waits behind something slow goes back, for whoever has a slot."""
@@ -388,11 +407,15 @@ class TaskHost:
         return claimed
 
     def _feed(self) -> None:
-        """Begin what is buffered while slots are free. The start of an ``external`` attempt, or of one that was lost before, is committed before its code runs."""
-        while self._buffer and self._pool.free() > 0 and self._clock.monotonic() < self._deadline:
+        """Begin what is buffered while slots are free, and hand over some more if all are short. The start of an ``external`` attempt, or of one that was lost before, is committed
+        before its code runs: it waits for a free slot."""
+        while self._buffer and self._clock.monotonic() < self._deadline:
             task = self._buffer[0]
             held = self._held[task]
             row = held.row
+            free = self._pool.free() > 0
+            if not free and (careful(row) or not self._may_hand_over()):
+                return
             if row.state is TaskState.DISPATCHED:
                 committed = careful(row)
                 if committed and not self._db.run(lambda tx, r=row: claims.begin(tx, self.session, r.id, r.fence, r.token)):  # type: ignore[misc]
@@ -403,7 +426,8 @@ class TaskHost:
                     return  # it counts as started; the loss of the lease decides
             self._buffer.popleft()
             held.began = True
-            self._begun_at = self._clock.monotonic()
+            if free:
+                self._begun_at = self._clock.monotonic()
             self._pool.start(row)
 
     # -- settling -----------------------------------------------------------------------------------------------------------------------
@@ -420,6 +444,7 @@ class TaskHost:
                     self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
                 continue
             del self._held[task]
+            self._begun_at = now  # its slot is free for the next one
             self._fairness.ended(held.row.lane)
             if held.row.permit:
                 self._floors.forget()  # the next one for its permit has waited for long

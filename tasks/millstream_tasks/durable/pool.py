@@ -11,6 +11,9 @@ from millstream_schema.durable.records import NewTask, TaskRow
 Report = Callable[[str, int, Reported, tuple[NewTask, ...], float], None]
 """Task, fence, how it ended, what it submits, how many seconds it ran. An attempt whose own transaction settled it is reported as that at once, and again at its end."""
 
+Back = Callable[[str, int], None]
+"""Task, fence: handed over and taken back before it began. It is the host's again."""
+
 
 class Pool(Protocol):
     """Runs attempts. A pool that can be taken along runs one at a time in each process, so that a death is charged to what ran and to nothing else.
@@ -21,8 +24,21 @@ class Pool(Protocol):
         """Slots in which an attempt would begin at once."""
         ...
 
+    def ahead(self) -> int:
+        """How many attempts could be handed over beyond the free slots now. They wait in the pool, and a slot need not ask for its next one."""
+        ...
+
+    def waiting(self) -> int:
+        """How many have been handed over like this and have not begun."""
+        ...
+
     def start(self, task: TaskRow) -> None:
-        """Run the attempt, the row as it was claimed, in a free slot. Reports its end once, whatever happens to it."""
+        """Run the attempt, the row as it was claimed, in a free slot, or behind another if :meth:`ahead` allows. Reports its end once, or gives it back to the host
+        when it has not begun, whatever happens to it."""
+        ...
+
+    def give_back(self) -> None:
+        """Give back what has not begun."""
         ...
 
     def cancel(self, task: str, fence: int) -> None:

@@ -6,12 +6,10 @@ connection to the broker breaks, holds nothing of ours. What must never happen h
 
 from __future__ import annotations
 
-import queue
-import socket
+import os
+import selectors
 import subprocess
-import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import msgspec
 import structlog
@@ -21,140 +19,105 @@ from millstream_schema.durable.records import Policy, TaskRow
 from millstream_schema.durable.states import Cause
 from millstream_schema.ports import Clock
 
-from ..shell.wire import pack, receive
-from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Run, Said, Settled, TaskBoot, Until, decode_from_child, encode
-from .pool import Report
+from .child import Child, Handed
+from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Said, Settled, TaskBoot, Until
+from .pool import Back, Report
 from .progress import Tell
 
 log = structlog.get_logger(__name__)
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
 """Seconds before a process that could not start is started again."""
-
-
-class _Running(msgspec.Struct):
-    """The attempt a process has."""
-
-    task: TaskRow
-    policy: Policy
-    began: float = 0.0
-    kill_at: float = 0.0
-    why: Cause = Cause.NONE
-    quiet: bool = False
-    """Its report does not matter any more."""
-
-
-class _Child:
-    """One handler process. Its reader thread only puts into the pool's inbox."""
-
-    def __init__(self, boot: TaskBoot, inbox: Callable[[_Child, FromChild | None], None]) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            command = [sys.executable, "-m", "millstream_tasks.task_main", "--fd", str(theirs.fileno())]
-            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self.pid = self.popen.pid
-        self.ready = False
-        self.seen = 0.0
-        self.running: _Running | None = None
-        self._sock = ours
-        self._inbox = inbox
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._queued = 0
-        self._lock = threading.Lock()
-        self.send(boot)
-        for name, target in (("to", self._write), ("from", self._read)):
-            threading.Thread(target=target, name=f"{name}-handler-{self.pid}", daemon=True).start()
-
-    def send(self, frame: msgspec.Struct) -> None:
-        """At once when the pipe takes it, which spares a switch between threads; else by the writer, in order."""
-        data = pack(encode(frame))
-        with self._lock:
-            if not self._queued:
-                try:
-                    data = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    return  # it is gone, which its reader reports
-            if data:
-                self._queued += 1
-                self._outgoing.put(data)
-
-    def kill(self) -> None:
-        """SIGKILL ends a stopped process, too."""
-        self.popen.kill()
-
-    def close(self) -> None:
-        self._outgoing.put(None)
-        self._sock.close()
-
-    def _write(self) -> None:
-        while (data := self._outgoing.get()) is not None:
-            try:
-                self._sock.sendall(data)
-            except OSError:
-                return
-            with self._lock:
-                self._queued -= 1
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = receive(self._sock)
-            except OSError:
-                data = None
-            if data is None:
-                self.popen.kill()  # its pipe is broken: whatever it still does has no one to tell
-                self.popen.wait()
-                self._inbox(self, None)
-                return
-            self._inbox(self, decode_from_child(data))
+AHEAD = 64
+"""Attempts that a process is handed behind the one it runs, at most: a few milliseconds' worth of those that do nothing."""
+NOT_SHORT = 0.1
+"""Seconds after which an attempt is not short any more, and what was handed over behind it is taken back."""
+SILENT_SECONDS = 30.0
+"""How long a process may leave unanswered that something was taken back which it should have begun."""
+REAPED_SECONDS = 2.0
+"""How long a killed process is waited for at the end."""
+REAPED_AGAIN = 0.02
+"""Seconds between looks at a killed process that is still there."""
 
 
 class ProcessPool:
-    """``size`` handler processes, started again when they die. All methods but the children's reports are called from the host's thread."""
+    """``size`` handler processes, started again when they die. All methods but :meth:`wake` are called from the host's thread, callbacks are called on it."""
 
-    def __init__(self, boot: TaskBoot, clock: Clock, size: int, report: Report, wake: Callable[[], None], tell: Tell) -> None:
+    def __init__(self, boot: TaskBoot, clock: Clock, size: int, report: Report, back: Back, tell: Tell) -> None:
         self._boot = boot
         self._clock = clock
         self._size = size
         self._report = report
-        self._wake = wake
+        self._back = back
         self._tell = tell
-        self._inbox: queue.SimpleQueue[tuple[_Child, FromChild | None]] = queue.SimpleQueue()
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._until = Until(0.0)
         self._start_at = 0.0
         self._pause = FIRST_PAUSE
         self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = os.pipe()
+        for end in (self._woken, self._waker):
+            os.set_blocking(end, False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._called = False
+
+    # -- waiting
+
+    def wake(self) -> None:
+        """End the present or the next :meth:`wait`. Thread-safe and signal-safe."""
+        if not self._called and not self._closed:
+            self._called = True
+            os.write(self._waker, b"!")
+
+    def wait(self, seconds: float) -> None:
+        """Until a process has said something, :meth:`wake` was called, or the time is over."""
+        for child in self._children:
+            if not child.gone:
+                self._selector.modify(child.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if child.writing else 0), child)
+        self._selector.select(max(0.0, seconds))
+        self._called = False  # before the pipe is emptied: a call in between is not lost, what it is about is looked at after this
+        try:
+            os.read(self._woken, 64)
+        except BlockingIOError:
+            return
 
     # -- the port
 
     def free(self) -> int:
-        return sum(1 for c in self._children if c.ready and c.running is None)
+        return sum(1 for c in self._children if c.free)
+
+    def ahead(self) -> int:
+        return sum(AHEAD - len(c.line) for c in self._children if self._takes_more(c))
+
+    def waiting(self) -> int:
+        return sum(max(0, len(c.line) - 1) for c in self._children)
 
     def start(self, task: TaskRow) -> None:
-        child = next(c for c in self._children if c.ready and c.running is None)
-        child.running = _Running(task, msgspec.json.decode(task.policy, type=Policy))
-        child.seen = self._clock.monotonic()
-        child.send(Run(task))
+        free = next((c for c in self._children if c.free), None)
+        child = free or min((c for c in self._children if c.line), key=lambda c: len(c.line))
+        child.hand(task, msgspec.json.decode(task.policy, type=Policy), self._clock.monotonic())
 
     def cancel(self, task: str, fence: int) -> None:
-        """Told, and killed after its grace."""
-        child = self._of(task, fence)
-        if child is not None and child.running is not None:
+        """One that runs is told, and killed after its grace; one that has not begun is given back as such."""
+        child, handed = self._of(task, fence)
+        if child is None or handed is None:
+            return
+        self._taken_back(child, unstarted=(handed,))
+        if handed in child.line:
             child.send(EndAsked(task, fence))
-            self._kill_later(child.running, child.running.policy.grace_ms / 1000, Cause.CANCELLED)
+            self._kill_later(handed, handed.policy.grace_ms / 1000, Cause.CANCELLED)
 
     def kill(self, task: str, fence: int) -> None:
-        child = self._of(task, fence)
-        if child is not None and child.running is not None:
-            child.running.quiet = True
-            child.kill()
+        child, handed = self._of(task, fence)
+        if child is not None and handed is not None:
+            handed.quiet = True
+            self._taken_back(child)
+            if handed in child.line:
+                child.kill()
+
+    def give_back(self) -> None:
+        for child in self._children:
+            self._taken_back(child)
 
     def lease(self, deadline: float) -> None:
         """The lease was renewed."""
@@ -164,45 +127,64 @@ class ProcessPool:
 
     def tick(self) -> float:
         """Take reports, judge limits and heartbeats, start what is missing; seconds until there may be more."""
-        while True:
-            try:
-                child, frame = self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            self._heard(child, frame)
         now = self._clock.monotonic()
+        for child in list(self._children):
+            child.push()
+            for frame in child.heard():
+                self._heard(child, frame, now)
+            if child.gone:
+                self._died(child)
         while not self._closed and len(self._children) < self._size and now >= self._start_at:
-            self._children.append(_Child(self._boot, self._put))
+            child = Child(self._boot, now)
+            self._children.append(child)
+            self._selector.register(child.sock, selectors.EVENT_READ, child)
         waits = [self._judged(c, now) for c in self._children]
         if len(self._children) < self._size:
             waits.append(max(0.0, self._start_at - now))
         return min(waits, default=1.0)
 
     def close(self) -> None:
+        """Kill what there is, and wait for it, not for ever."""
         self._closed = True
         for child in self._children:
             child.kill()
+        for child in self._children:
             child.close()
+            try:
+                child.popen.wait(REAPED_SECONDS)
+            except subprocess.TimeoutExpired:
+                log.warning("a killed handler process does not end", pid=child.popen.pid)
+        self._selector.close()
+        os.close(self._woken)
+        os.close(self._waker)
 
     # -- the children
 
-    def _put(self, child: _Child, frame: FromChild | None) -> None:
-        self._inbox.put((child, frame))
-        if not isinstance(frame, Beat | Began | Said):  # none of these gives the host anything to do
-            self._wake()
+    def _takes_more(self, child: Child) -> bool:
+        running = child.running
+        return running is not None and len(child.line) < AHEAD and self._clock.monotonic() - (running.began or running.at) < NOT_SHORT
 
-    def _of(self, task: str, fence: int) -> _Child | None:
+    def _of(self, task: str, fence: int) -> tuple[Child | None, Handed | None]:
         for child in self._children:
-            running = child.running
-            if running is not None and running.task.id == task and running.task.fence == fence:
-                return child
-        return None
+            for handed in child.line:
+                if handed.task.id == task and handed.task.fence == fence:
+                    return child, handed
+        return None, None
 
-    def _heard(self, child: _Child, frame: FromChild | None) -> None:
-        child.seen = self._clock.monotonic()
+    def _taken_back(self, child: Child, unstarted: Iterable[Handed] = ()) -> None:
+        """Whatever it has not begun goes back to the host, the last first, so that their order is kept there; or is reported as never begun."""
+        for handed in reversed(child.take_back()):
+            if handed.quiet:
+                continue
+            if handed in unstarted:
+                self._report(handed.task.id, handed.task.fence, Unstarted(), (), 0.0)
+            else:
+                self._back(handed.task.id, handed.task.fence)
+
+    def _heard(self, child: Child, frame: FromChild, now: float) -> None:
+        child.seen, child.silent = now, False
+        running = child.running
         match frame:
-            case None:
-                self._died(child)
             case Ready(problem=problem):
                 if problem:
                     log.error("a handler process cannot start", problem=problem)
@@ -211,28 +193,32 @@ class ProcessPool:
                     child.ready = True
                     child.send(self._until)
             case Began():
-                running = child.running
                 if running is not None:
-                    running.began = child.seen
+                    running.began = now
                     if running.policy.run_ms:
                         self._kill_later(running, (running.policy.run_ms + running.policy.grace_ms) / 1000, Cause.LIMIT)
             case Settled(task=task, fence=fence, seconds=seconds):
-                running = child.running
                 if running is not None and not running.quiet:
                     running.quiet = True  # whatever becomes of it, its end is written
                     self._report(task, fence, Committed(), (), seconds)
             case Ended(task=task, fence=fence, outcome=outcome, submits=submits, seconds=seconds):
-                running, child.running = child.running, None
                 self._pause = FIRST_PAUSE
-                if running is not None and not running.quiet:
-                    self._report(task, fence, outcome, submits, seconds)
+                if running is not None:
+                    child.line.popleft()
+                    if not running.quiet:
+                        self._report(task, fence, outcome, submits, seconds)
             case Said(task=task, fence=fence, told=told):
                 self._tell(task, fence, told)
             case Beat():
                 pass
 
-    def _died(self, child: _Child) -> None:
-        """What it ran, and nothing else, is reported: killed for a reason, or crashed."""
+    def _died(self, child: Child) -> None:
+        """What it ran, and nothing else, is reported: killed for a reason, or crashed. What it had not begun is the host's again."""
+        code = child.popen.poll()
+        if code is None:
+            return  # killed, and looked at again in a moment
+        self._taken_back(child)
+        self._selector.unregister(child.sock)
         child.close()
         self._children.remove(child)
         running = child.running
@@ -241,7 +227,7 @@ class ProcessPool:
             self._pause = min(self._pause * 2, LAST_PAUSE)
         if running is None or running.quiet:
             return
-        task, code = running.task, child.popen.returncode
+        task = running.task
         outcome: AnyOutcome
         if not running.began:
             outcome = Unstarted()
@@ -252,15 +238,24 @@ class ProcessPool:
             log.warning("a handler process died", task=task.id, handler=task.handler, code=code)
         self._report(task.id, task.fence, outcome, (), 0.0)
 
-    def _kill_later(self, running: _Running, seconds: float, why: Cause) -> None:
+    def _kill_later(self, running: Handed, seconds: float, why: Cause) -> None:
         at = self._clock.monotonic() + seconds
         if not running.kill_at or at < running.kill_at:
             running.kill_at, running.why = at, why
 
-    def _judged(self, child: _Child, now: float) -> float:
-        """Kill what is over its limit or silent; seconds until it is to be judged again."""
+    def _judged(self, child: Child, now: float) -> float:
+        """Kill what is over its limit or silent, take back what waits behind something slow; seconds until it is to be judged again."""
+        if child.gone:
+            return REAPED_AGAIN
+        if len(child.line) > 1:
+            slow_at = (child.line[0].began or child.line[0].at) + NOT_SHORT
+            if now < slow_at:
+                return slow_at - now
+            self._taken_back(child)
         running = child.running
         if running is None:
+            if child.silent and now >= child.seen + SILENT_SECONDS:
+                child.kill()
             return 1.0
         silent_at = child.seen + running.policy.heartbeat_ms / 1000
         if running.kill_at and now >= running.kill_at:

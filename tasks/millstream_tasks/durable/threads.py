@@ -46,6 +46,16 @@ class ThreadPool:
     def free(self) -> int:
         return self._slots - self._busy
 
+    def ahead(self) -> int:
+        """None: a thread takes its next attempt from this process at no cost."""
+        return 0
+
+    def waiting(self) -> int:
+        return 0
+
+    def give_back(self) -> None:
+        """Nothing waits here."""
+
     def start(self, task: TaskRow) -> None:
         with self._lock:
             self._busy += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 
 import msgspec
 
@@ -41,6 +42,31 @@ def pack(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
+class Unpacked:
+    """Frames out of what arrives in pieces, many at a time."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are whole now. Raises FrameTooLong."""
+        data, at = self._rest + data, 0
+        while len(data) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > MAX:
+                raise FrameTooLong(_out_of_step(length))
+            end = at + _LENGTH.size + length
+            if end > len(data):
+                break
+            yield data[at + _LENGTH.size : end]
+            at = end
+        self._rest = data[at:]
+
+
+def _out_of_step(length: int) -> str:
+    return f"the pipe announces a frame of {length} bytes, at most {MAX} are sent: it is out of step"
+
+
 def receive(sock: socket.socket) -> bytes | None:
     """Next frame; None at end of file. Raises TimeoutError when the socket has a timeout and nothing has begun to arrive, FrameTooLong for one that is no end of file."""
     head = _exactly(sock, _LENGTH.size)
@@ -48,7 +74,7 @@ def receive(sock: socket.socket) -> bytes | None:
         return None
     (length,) = _LENGTH.unpack(head)
     if length > MAX:
-        raise FrameTooLong(f"the pipe announces a frame of {length} bytes, at most {MAX} are sent: it is out of step")
+        raise FrameTooLong(_out_of_step(length))
     return _exactly(sock, length, begun=True)
 
 

@@ -36,6 +36,15 @@ class Noted:
     def free(self) -> int:
         return self.slots - len(self.running)
 
+    def ahead(self) -> int:
+        return 0
+
+    def waiting(self) -> int:
+        return 0
+
+    def give_back(self) -> None:
+        """Nothing waits here."""
+
     def start(self, task: TaskRow) -> None:
         assert self.free() > 0
         self.running.append(task)

@@ -1,0 +1,149 @@
+"""One handler process as the task process sees it: its pipe, what it has been handed, and leave to begin.
+
+Used by the process pool, from its thread alone. What must never happen here: a wait on the process.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from millstream_schema.durable.records import Policy, TaskRow
+from millstream_schema.durable.states import Cause
+
+from ..shell.wire import Unpacked, pack
+from .frames import FromChild, Run, TaskBoot, decode_from_child, encode
+from .leave import Granter
+
+AT_ONCE = 1 << 16
+"""Bytes read at a time."""
+
+
+class Handed(msgspec.Struct):
+    """An attempt that a process was handed."""
+
+    task: TaskRow
+    policy: Policy
+    at: float
+    began: float = 0.0
+    kill_at: float = 0.0
+    why: Cause = Cause.NONE
+    quiet: bool = False
+    """Its report does not matter any more."""
+
+
+class Child:
+    """``line``: what it runs, and what it was handed behind that, in order. ``silent``: it let something be taken back that it should have begun, and has not been heard since."""
+
+    def __init__(self, boot: TaskBoot, now: float) -> None:
+        ours, theirs = socket.socketpair()
+        self._leave = Granter()
+        try:
+            command = [
+                sys.executable,
+                "-m",
+                "millstream_tasks.task_main",
+                "--fd",
+                str(theirs.fileno()),
+                "--leave",
+                str(self._leave.reading),
+            ]
+            inherited = [theirs.fileno(), self._leave.reading]
+            self.popen = subprocess.Popen(command, pass_fds=inherited, start_new_session=True, stdin=subprocess.DEVNULL)
+        except BaseException:
+            ours.close()
+            self._leave.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self.sock = ours
+        self.ready = False
+        self.silent = False
+        self.gone = False
+        """Its pipe is closed; it may still have to be waited for."""
+        self.seen = now
+        self.line: deque[Handed] = deque()
+        self._unpacked = Unpacked()
+        self._unsent = b""
+        self.send(boot)
+
+    @property
+    def running(self) -> Handed | None:
+        """What it runs or is about to begin."""
+        return self.line[0] if self.line else None
+
+    @property
+    def free(self) -> bool:
+        """Whether an attempt would begin at once."""
+        return self.ready and not self.line and not self.silent
+
+    @property
+    def writing(self) -> bool:
+        """Whether more is to be sent as soon as its pipe takes it."""
+        return bool(self._unsent)
+
+    def hand(self, task: TaskRow, policy: Policy, now: float) -> None:
+        if not self.line:
+            self.seen = now
+        self.line.append(Handed(task, policy, now))
+        self.send(Run(task, self._leave.grant()))
+
+    def take_back(self) -> list[Handed]:
+        """What has not begun, and now will not."""
+        count = self._leave.take_back()
+        back = [self.line.pop() for _ in range(min(count, len(self.line)))]
+        if back and not self.line:
+            self.silent = True
+        return back[::-1]
+
+    def send(self, frame: msgspec.Struct) -> None:
+        self._unsent += pack(encode(frame))
+        self.push()
+
+    def push(self) -> None:
+        """Send what its pipe takes now. One that is gone tells so by its end of file."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self.sock.send(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent = b""
+
+    def heard(self) -> Iterator[FromChild]:
+        """What it has said; at its end of file, or when it is out of step, it is gone: whatever it still does has no one to tell."""
+        while not self.gone:
+            try:
+                data = self.sock.recv(AT_ONCE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._leave_it()
+                return
+            try:
+                for frame in self._unpacked.feed(data):
+                    yield decode_from_child(frame)
+            except (OSError, msgspec.MsgspecError):
+                self._leave_it()
+            if len(data) < AT_ONCE:
+                return
+
+    def _leave_it(self) -> None:
+        self.gone = True
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL ends a stopped process, too."""
+        self.popen.kill()
+
+    def close(self) -> None:
+        self.sock.close()
+        self._leave.close()
