@@ -77,11 +77,12 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 def test_what_waits_behind_one_that_lasts_comes_back_in_its_order(rig: Rig) -> None:
+    """As soon as it has lasted: each is put in front of what the host has. Handed over again it runs."""
     for task, seconds in (("long", 0.6), ("b", 0.0), ("c", 0.0), ("d", 0.0)):
         rig.start(task, seconds)
     assert (rig.pool.free(), rig.pool.waiting()) == (0, 3) and rig.pool.ahead() > 0
     rig.until(lambda: len(rig.back) == 3)
-    assert rig.back == ["d", "c", "b"], "each is put in front of what the host has"
+    assert rig.back == ["d", "c", "b"]
     assert rig.said == [] and (rig.pool.waiting(), rig.pool.ahead()) == (0, 0)
     rig.until(lambda: bool(rig.said))
     assert rig.said == [("long", Succeeded)] and rig.pool.free() == 1
