@@ -1,4 +1,5 @@
-"""Millstream inside Celery: ``Millstream(app, ...)`` installs the worker step, the beat entry and the routes; ``celery -A proj worker`` and ``beat`` are all that runs.
+"""Millstream inside Celery: ``Millstream(app, ...)`` installs the worker step and, for stream jobs, the beat entry and
+the routes; ``celery -A proj worker`` and ``beat`` are all that runs.
 
 The step belongs to the *Worker* blueprint (a Consumer step would stop at each broker blip). It keeps one node process alive: exec'd, joined by a pipe, no thread of ours where
 Celery forks. What must never happen here: coordinator work in the task pool, a node process that outlives its worker.
@@ -39,7 +40,7 @@ class Millstream:
     ``celery_app``: where the processes beside a worker find it again (``module:attribute``). ``pipelines``, ``handlers``: likewise the Pipelines object (stream jobs) and the
     Handlers object (durable tasks); at least one. ``slots``: subtasks per worker. ``processes``: handlers at once per worker (its concurrency, if not given);
     ``queues``: which it serves (those of its handlers). ``namespace``: whose tasks :meth:`tasks` and plain Celery
-    messages submit. ``drain``: seconds a shut-down waits for running handlers. ``tick``: seconds between beat's ticks.
+    messages submit. ``drain``: seconds a shut-down waits for running handlers. ``tick``: seconds between beat's ticks, for ``pipelines``.
     """
 
     def __init__(
@@ -80,6 +81,14 @@ class Millstream:
         self._install(tick)
 
     def _install(self, tick: float) -> None:
+        if self.pipelines:
+            self._tick(tick)
+        self.app.steps["worker"].add(self._step())
+        if self.handlers:
+            self.app.on_after_finalize.connect(self._offer, weak=False)
+
+    def _tick(self, tick: float) -> None:
+        """For node processes alone: a broker without them would keep every tick, as Redis knows no end of a message."""
         app = self.app
         queue = coordinator_queue(self.installation.prefix)
 
@@ -95,9 +104,6 @@ class Millstream:
         app.conf.task_routes = {**routes, TICK: {"queue": queue}, ADVANCE: {"queue": queue}}
         entry = {"task": TICK, "schedule": tick, "options": {"queue": queue, "expires": 60.0, "ignore_result": True}}
         app.conf.beat_schedule = {**(app.conf.beat_schedule or {}), "millstream-tick": entry}
-        app.steps["worker"].add(self._step())
-        if self.handlers:
-            app.on_after_finalize.connect(self._offer, weak=False)
 
     def _offer(self, **_sender: Any) -> None:
         """Make the handlers known as Celery tasks, where their module can be imported by now; a worker insists on it when it starts."""

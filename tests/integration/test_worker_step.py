@@ -162,3 +162,14 @@ def test_a_node_that_is_ended_has_left_the_registry_at_once(kept: Any, tmp_path:
     finally:
         os.close(held)
         database.close()
+
+
+def test_beat_ticks_only_where_node_processes_take_the_ticks(tmp_path: Path) -> None:
+    """Where an application has durable tasks alone nobody reads the coordinator's queue: a broker like Redis would keep every tick for ever."""
+    schedules, routes = {}, {}
+    for what in ("handlers", "pipelines"):
+        with Celery(what, set_as_current=False) as app:
+            Millstream(app, Installation.local(tmp_path), celery_app="shop:app", **{what: f"shop:{what}"})  # type: ignore[arg-type]
+            schedules[what], routes[what] = dict(app.conf.beat_schedule or {}), dict(app.conf.task_routes or {})
+    assert (schedules["handlers"], routes["handlers"]) == ({}, {})
+    assert list(schedules["pipelines"]) == ["millstream-tick"] and set(routes["pipelines"]) == {"millstream.tick", "millstream.advance"}
