@@ -19,6 +19,7 @@ from millstream_schema.ports import SystemClock
 from millstream_schema.store.database import Database
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.tables import SCHEMA_VERSION
+from millstream_tasks.logs import log_of_a_command, log_to_stderr
 
 from . import formatting
 from .arguments import celery_of, config_of, pipelines_of, settings_of
@@ -33,7 +34,6 @@ from .cli_subscriptions import deliveries_app, subscriptions_app
 from .cli_tasks import reviews_app, tasks_app, why
 from .dev import DevCluster
 from .lifetime import ended_with_signals, ended_with_stdin
-from .logs import log_of_a_command, log_to_stderr
 from .node_process import NodeProcess, celery_messages, celery_publications, prove
 from .opened import reachable
 from .program import EPILOG, Commands, Given

@@ -15,11 +15,11 @@ from rich.table import Table
 from millstream_schema.durable.outbox import EntryRow
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.reasons import one_line
+from millstream_tasks.logs import log_to_stderr
 
 from . import formatting
 from .cli_jobs import JsonFlag
 from .lifetime import ended_with_signals
-from .logs import log_to_stderr
 from .outbox import Outbox, OutboxDesk, OutboxRelay
 
 outbox_app = typer.Typer(

@@ -81,6 +81,8 @@ def _said(published: dict[str, Published], as_json: bool) -> None:
     if as_json:
         formatting.show_json({name: msgspec.to_builtins(p) for name, p in published.items()})
         return
+    if not published:
+        formatting.show("there is nothing to publish")
     for name, p in published.items():
         when = "never" if p.next_us is None else formatting.moment(p.next_us)
         formatting.show(f"{name}: version {p.version}" + (" published" if p.changed else " as before") + f", next fire {when}")
@@ -119,7 +121,7 @@ def show(ctx: typer.Context, name: ScheduleName, as_json: JsonFlag = False) -> N
     if as_json:
         formatting.show_json(found)
         return
-    formatting.show("\n".join(f"{k:14} {v}" for k, v in found.items() if k != "versions" and v not in ("", None)))
+    formatting.show(formatting.pairs(found, without=("versions",)))
     for v in versions:
         formatting.show(f"  version {v.version} of {formatting.moment(v.created_us)}" + (f" by {v.actor}" if v.actor else ""))
 
@@ -305,6 +307,8 @@ def import_beat(
         if dry_run:
             for d in good:
                 formatting.show(f"{d.name}: {describe(d.spec)}, handler {d.handler}")
+            if not good:
+                formatting.show("there is nothing to publish")
         else:
             _said(schedules.sync(good), as_json)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -107,13 +106,7 @@ def show(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     if as_json:
         formatting.show_json(found)
     else:
-        formatting.show("\n".join(f"{k:14} {_plain(v)}" for k, v in found.items() if v not in ("", None, [], {})))
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{n} {k}" for k, n in sorted(value.items()))
-    return ", ".join(value) if isinstance(value, list) else str(value)
+        formatting.show(formatting.pairs(found))
 
 
 @subscriptions_app.command("pause")

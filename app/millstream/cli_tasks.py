@@ -129,11 +129,7 @@ def show(ctx: typer.Context, task: TaskId, as_json: JsonFlag = False) -> None:
     if as_json:
         formatting.show_json(found)
     else:
-        formatting.show(
-            "\n".join(
-                f"{k:14} {v}" for k, v in found.items() if k not in ("attempts", "progress", "notes", "calls") and v not in ("", None)
-            )
-        )
+        formatting.show(formatting.pairs(found, without=("attempts", "progress", "notes", "calls")))
         for a in attempts:
             formatting.show(_evidence(a, row))
         for p in progress:

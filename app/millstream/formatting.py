@@ -106,6 +106,21 @@ def moment(us: int) -> str:
     return datetime.fromtimestamp(us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S") if us else ""
 
 
+def pairs(found: Mapping[str, Any], without: Iterable[str] = ()) -> str:
+    """What is known of one thing, a line each; what is empty is left out, and instants (``…_us``) are written as people read them."""
+    lines = []
+    for name, value in found.items():
+        if name in without or value in ("", None, [], {}) or (name.endswith("_us") and not value):
+            continue
+        if name.endswith("_us"):
+            lines.append(f"{name.removesuffix('_us'):14} {moment(value)} UTC")
+        elif isinstance(value, Mapping):
+            lines.append(f"{name:14} {', '.join(f'{n} {k}' for k, n in sorted(value.items()))}")
+        else:
+            lines.append(f"{name:14} {', '.join(value) if isinstance(value, list) else value}")
+    return "\n".join(lines)
+
+
 def milliseconds(value: float | None) -> Decimal | None:
     """A duration with three figures that count, down to the microsecond it was measured in: 3421, 38.2, 0.125."""
     if value is None:

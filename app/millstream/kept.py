@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from millstream_schema.errors import ConfigurationError, MillstreamError
 from millstream_tasks.loading import loaded
+from millstream_tasks.logs import log_through_celery, log_to_stderr
 
 from .installation import Installation
 from .lifetime import ended_with_signals, ended_with_stdin
-from .logs import log_through_celery, log_to_stderr
 
 
 class Runs(Protocol):

@@ -16,7 +16,7 @@ from typing import ClassVar, Self, TypeVar
 import sqlalchemy as sa
 
 from millstream_schema.durable.requests import NAME
-from millstream_schema.errors import CommitUnknown, ConfigurationError, SchemaMismatch, StoreUnavailable
+from millstream_schema.errors import CommitUnknown, ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
 from millstream_schema.ports import Clock, SystemClock
 from millstream_schema.reasons import storable
 from millstream_schema.store.database import Database, Transaction
@@ -25,6 +25,11 @@ from millstream_schema.store.migrate import check_schema
 from .installation import Installation
 
 T = TypeVar("T")
+_DENIED = re.compile(r"permission denied|command denied", re.IGNORECASE)
+_GRANT = (
+    "the database lets this user in and not do this: its owner can GRANT SELECT, INSERT, UPDATE, DELETE on Millstream's tables; "
+    "`millstream up` needs the right to create tables, too, or is run as the owner"
+)
 REPEATS = 5
 """How often a transaction whose answer was lost is executed again."""
 LONGEST_ACTOR = 128
@@ -105,8 +110,14 @@ def reachable(url: sa.URL) -> Iterator[None]:
         yield
     except StoreUnavailable as exc:
         raise StoreUnavailable(f"{exc}; {advice}") from exc
+    except StoreError as exc:
+        if type(exc) is StoreError and _DENIED.search(str(exc)):
+            raise StoreError(f"{exc}; {_GRANT}") from exc
+        raise
     except sa.exc.DBAPIError as exc:
         first = (str(exc.orig).splitlines() or [""])[0]
+        if _DENIED.search(first):
+            raise StoreError(f"{type(exc.orig).__name__}: {first}; {_GRANT}") from exc
         raise StoreUnavailable(f"{type(exc.orig).__name__}: {first}; {advice}") from exc
 
 

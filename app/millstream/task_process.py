@@ -36,6 +36,7 @@ from .installation import Installation
 from .intake import Intake
 from .kept import kept
 from .messages import TaskMessages
+from .opened import reachable
 from .publications import Publications
 from .schedules import Schedules
 from .sweeps import task_sweeps
@@ -81,7 +82,8 @@ class TaskProcess:
         clock, ids, chance, i = SystemClock(), SystemIds(), SystemChance(), installation
         self._clock = clock
         self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
-        check_schema(self._database)
+        with reachable(self._database.url):
+            check_schema(self._database)
         self._database.check_durability()
         self._stopping = threading.Event()
         client = Tasks(i, registry, namespace, clock=clock, ids=ids, database=self._database, wake=self._submitted)

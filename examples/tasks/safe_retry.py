@@ -80,7 +80,7 @@ def end(tasks: Tasks, task: str, page: str) -> str:
 
 
 def without_place(reason: str) -> str:
-    """Reasons say where it was raised, too: "(at service, line 66)"."""
+    """Reasons say where it was raised, too: "(at service, tasks/safe_retry.py line 66)"."""
     return reason.partition(" (at ")[0]
 
 

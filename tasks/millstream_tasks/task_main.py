@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from functools import partial
 
 import msgspec
+import structlog
 
+from millstream_schema.durable.records import TaskRow
 from millstream_schema.errors import ConfigurationError
 from millstream_schema.ports import SystemClock, SystemIds
 
@@ -30,8 +32,10 @@ from .durable.leave import Taker
 from .durable.progress import Telling
 from .durable.surroundings import Surroundings
 from .loading import loaded
+from .logs import log_through_celery, log_to_stderr
 from .shell.wire import Unpacked, pack, receive
 
+log = structlog.get_logger(__name__)
 EXIT_LOST_WORKER = 3
 EXIT_LEASE = 4
 AT_ONCE = 1 << 16
@@ -139,6 +143,22 @@ def said(ended: Ended | None) -> tuple[Ended, ...]:
     return () if ended is None else (ended,)
 
 
+def _log(celery: str) -> None:
+    """Import the application, and log as its workers do; without one, to standard error. Raises what its module raises."""
+    if not celery:
+        log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
+        return
+    module, _, attribute = celery.partition(":")
+    app = getattr(importlib.import_module(module), attribute or "app", None)
+    if hasattr(app, "log"):
+        log_through_celery(app, "MillstreamHandler", "", os.environ)
+
+
+def _told_of(task: TaskRow, error: BaseException) -> None:
+    """The one place where a traceback is seen: rows keep its ends."""
+    log.warning("a handler raised", handler=task.handler, task=task.id, attempt=task.starts, exc_info=error)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="A Millstream handler process; started by a worker, not by hand.")
     parser.add_argument("--fd", type=int, required=True)
@@ -151,8 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_LOST_WORKER
     boot = decode_boot(data)
     try:
-        if boot.celery:
-            importlib.import_module(boot.celery.partition(":")[0])
+        _log(boot.celery)
         registry = load_handlers(boot.handlers)
     except Exception as exc:
         pipe.send(Ready(f"{type(exc).__name__}: {exc}"))
@@ -194,6 +213,7 @@ def main(argv: list[str] | None = None) -> int:
             committed=lambda t=task, b=began: pipe.send(Settled(t.id, t.fence, clock.monotonic() - b)),  # type: ignore[misc]
             wait=pause.wait,
             telling=telling,
+            raised=partial(_told_of, task),
         )
         outcome, submits = execute(task, registry, around)
         control.idle(run)

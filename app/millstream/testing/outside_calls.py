@@ -118,7 +118,7 @@ class CallingProcess:
         registry.add(Handler(lambda ctx: self._handle(ctx, how), HandlerSpec(name=task.handler), reconcile=hook))
         around = Surroundings(
             ids=self._ids, clock=SimClock(self._world), told=lambda: False, databases=_Store(self, self._database), committed=lambda: None, wait=self._wait,
-            telling=Telling(SimClock(self._world), lambda _: None)
+            telling=Telling(SimClock(self._world), lambda _: None), raised=lambda _: None
         )  # fmt: skip
         attempt = msgspec.structs.replace(task, args=encode_arguments((), {}))
         outcome: Reported = self._world.act(self, lambda: execute(attempt, registry, around))[0]

@@ -77,7 +77,7 @@ def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     try:
         text = encode_column([list(args), kwargs], NO_TYPES, format="json")[2:].decode()
     except CodecError as exc:
-        raise TaskInvalid(f"the arguments cannot be stored: {exc}") from exc
+        raise TaskInvalid(f"the arguments cannot be stored: {_plainly(exc)}") from exc
     if len(text.encode()) > LARGEST_ARGUMENTS:
         raise TaskInvalid(
             f"the arguments take {len(text.encode())} bytes, {LARGEST_ARGUMENTS} are allowed: store the data elsewhere and pass its address"
@@ -96,10 +96,17 @@ def encode_result(value: Any) -> str:
     try:
         text = encode_column([value], NO_TYPES, format="json")[2:].decode()
     except CodecError as exc:
-        raise TaskInvalid(f"the result cannot be stored: {exc}: return plain values") from exc
+        raise TaskInvalid(
+            f"the result cannot be stored: {_plainly(exc)}: return plain values (None, text, numbers, dates, lists, dicts, …)"
+        ) from exc
     if len(text.encode()) > LARGEST_ARGUMENTS:
         raise TaskInvalid(f"the result takes {len(text.encode())} bytes, {LARGEST_ARGUMENTS} are allowed: return an address instead")
     return text
+
+
+def _plainly(error: CodecError) -> str:
+    """Without the advice to register a type: that is for stream jobs."""
+    return str(error).partition(": register the type")[0]
 
 
 def decode_result(text: str) -> Any:

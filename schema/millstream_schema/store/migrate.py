@@ -98,7 +98,9 @@ def check_schema(database: Database) -> None:
     if version < SCHEMA_VERSION:
         raise SchemaMismatch(f"the database has schema {version}, this build needs {SCHEMA_VERSION}: run `millstream up`")
     if state != "READY":
-        raise SchemaMismatch(f"a migration to schema {version} was not finished: run `millstream up` again, it repeats what is missing")
+        raise SchemaMismatch(
+            f"a migration to schema {version} was not finished: run `millstream up` again, it repeats what is missing (one that runs now: wait for it)"
+        )
 
 
 def _version(database: Database) -> tuple[int, str] | None:

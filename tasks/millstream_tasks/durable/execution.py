@@ -6,7 +6,6 @@ Called by the pools, in whatever process or thread they run handlers. What must 
 from __future__ import annotations
 
 import math
-import traceback
 from typing import Any
 
 import structlog
@@ -38,7 +37,7 @@ from .context import TaskContext
 from .external import InDoubt as InDoubtSignal
 from .handlers import Handler, HandlerRegistry
 from .surroundings import Surroundings
-from .texts import text_of
+from .texts import text_of, where_of
 from .transactions import MarkerSays, before
 from .verbs import Cancel, Fail, NeedsReview, Retry, Snooze
 
@@ -75,7 +74,10 @@ def _execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> 
         value = handler.function(context, *args, **kwargs) if handler.wants_context else handler.function(*args, **kwargs)
     except BaseException as exc:
         if not context.settled and context.calls.doubt is None:
-            return _failed(exc, handler, around.told(), context.overdue), ()
+            outcome = _failed(exc, handler, around.told(), context.overdue)
+            if isinstance(outcome, Raised):
+                around.raised(exc)
+            return outcome, ()
         if context.settled and not isinstance(exc, MarkerSays):
             log.warning("a handler raised after its transaction had committed; its task has succeeded", task=task.id, error=text_of(exc))
     if context.work.committed:
@@ -150,10 +152,8 @@ def outcome_of(error: BaseException) -> AnyOutcome:
         case TaskInvalid():
             return Unfit(said)  # what it submits or gives cannot be stored: the same at every attempt
         case _:
-            where = traceback.extract_tb(error.__traceback__)
             wanted = not isinstance(error, TransactionRefused | ExternalRefused)
-            at = f" (at {where[-1].name}, line {where[-1].lineno})" if where else ""
-            return Raised(type(error).__name__, f"{said}{at}", retryable=wanted)
+            return Raised(type(error).__name__, f"{said}{where_of(error)}", retryable=wanted)
 
 
 def _micros(seconds: Any) -> int | None:

@@ -35,6 +35,7 @@ Errors = tuple[type[BaseException], ...]
 Source = str | Callable[[], str]
 """A database's URL, or what gives it when it is first needed."""
 CONTEXT = "ctx"
+CELERYS = {"countdown": "delay", "eta": "due_at", "expires": "start_by", "task_id": "key"}
 """A first parameter of this name gets the attempt's context."""
 
 
@@ -81,7 +82,8 @@ class Form:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise TaskInvalid(f"handler {self.spec.name!r}: {exc}") from exc
+            hints = [f"{CELERYS[name]}= of submit is what Celery calls {name}" for name in kwargs if name in CELERYS]
+            raise TaskInvalid("; ".join([f"handler {self.spec.name!r}: {exc}", *hints])) from exc
         problems = []
         for name, value in bound.arguments.items():
             check = self._checks.get(name)

@@ -18,7 +18,7 @@ from .progress import Telling
 class Surroundings:
     """``told``: whether the end of this attempt is asked for. ``committed``: to be called when its own transaction has settled it. ``wait``: stands still so many seconds.
 
-    ``telling``: takes what the attempt says while it runs."""
+    ``telling``: takes what the attempt says while it runs. ``raised``: hears of an exception that is none of the verbs, with its traceback, which goes no further."""
 
     ids: Ids
     clock: Clock
@@ -27,3 +27,4 @@ class Surroundings:
     committed: Callable[[], None]
     wait: Callable[[float], object]
     telling: Telling
+    raised: Callable[[BaseException], None]

@@ -111,6 +111,7 @@ class ThreadPool:
             committed=partial(self._report, *mine, Committed(), (), 0.0),
             wait=self._pause.wait,
             telling=Telling(self._clock, partial(self._tell, *mine)),
+            raised=lambda _: None,
         )
 
     def _done(self, task: TaskRow, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:

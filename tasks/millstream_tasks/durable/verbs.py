@@ -32,4 +32,8 @@ class Cancel(Verb):
 
 
 class NeedsReview(Verb):
-    """A person has to look: nothing more happens by itself."""
+    """A person has to look: nothing more happens by itself. ``evidence``: what they should see, shown behind the reason."""
+
+    def __init__(self, reason: str = "", evidence: object = None) -> None:
+        self.evidence = evidence
+        super().__init__(reason if evidence is None else f"{reason}: {evidence!r}")

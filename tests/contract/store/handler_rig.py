@@ -128,6 +128,7 @@ class Rig:
             committed=commits,
             wait=lambda _: None,
             telling=Telling(SystemClock(), lambda _: None),
+            raised=lambda _: None,
         )
         died: list[Died] = []
 

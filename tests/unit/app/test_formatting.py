@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.formatting import brief, milliseconds
+from millstream.formatting import brief, milliseconds, pairs
 from millstream_schema.reasons import one_line
 
 CARET = """OperatorError: operator 'm' failed: UndefinedTable: relation "nowhere" does not exist
@@ -46,3 +46,24 @@ def test_a_reason_is_one_line_that_lost_nothing_but_the_drawing(text: str, shown
 def test_a_cell_is_one_line_of_bounded_length() -> None:
     """Also for a text of many lines."""
     assert brief("x\n" * 500) == ("x " * 80)
+
+
+def test_what_is_known_of_one_thing_is_written_for_people() -> None:
+    """Instants as such, in UTC; nothing of what is empty."""
+    found = {
+        "id": "t-1",
+        "created_us": 1_796_067_740_098_756,
+        "settled_us": 0,
+        "reason": "",
+        "states": ["A", "B"],
+        "deliveries": {"DUE": 2},
+        "attempts": [1],
+        "fence": 0,
+    }
+    assert pairs(found, without=("attempts",)).splitlines() == [
+        "id             t-1",
+        "created        2026-11-30 19:42:20 UTC",
+        "states         A, B",
+        "deliveries     2 DUE",
+        "fence          0",
+    ]

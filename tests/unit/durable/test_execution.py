@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import threading
 from collections.abc import Callable
@@ -37,7 +39,7 @@ def ids() -> SimIds:
 def around(told: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Surroundings:
     return Surroundings(
         ids=ids(), clock=clock or SystemClock(), told=told, databases=no_databases(), committed=lambda: None, wait=lambda _: None,
-        telling=Telling(SystemClock(), lambda _: None),
+        telling=Telling(SystemClock(), lambda _: None), raised=lambda _: None,
     )  # fmt: skip
 
 
@@ -90,6 +92,7 @@ VERBS: list[tuple[BaseException, o.Reported]] = [
     (Fail("no such account"), o.GaveUp("no such account")),
     (Cancel("not wanted any more"), o.CancelledItself("not wanted any more")),
     (NeedsReview("two invoices"), o.AskedForReview("two invoices")),
+    (NeedsReview("two invoices", {"of": 7}), o.AskedForReview("two invoices: {'of': 7}")),
 ]
 
 
@@ -171,7 +174,29 @@ def test_an_error_says_where_it_was_raised() -> None:
         deeper()
 
     found = ended(work)
-    assert isinstance(found, o.Raised) and "here" in found.message and f"deeper, line {deeper.__code__.co_firstlineno + 1}" in found.message
+    assert (
+        isinstance(found, o.Raised)
+        and found.message == f"here (at deeper, durable/test_execution.py line {deeper.__code__.co_firstlineno + 1})"
+    )
+
+
+def test_an_error_out_of_a_library_says_who_called_it_too_and_its_traceback_is_told() -> None:
+    """``raw_decode, line 353`` alone helps nobody; a verb is no error."""
+
+    def work() -> None:
+        json.loads("{")
+
+    heard: list[BaseException] = []
+    raised, gave_up = (
+        execute(attempt(), registry(function), dataclasses.replace(around(), raised=heard.append))[0]
+        for function in (work, raising(Fail("no")))
+    )
+    assert isinstance(raised, o.Raised) and isinstance(gave_up, o.GaveUp)
+    assert (
+        f"called by work, durable/test_execution.py line {work.__code__.co_firstlineno + 1})" in raised.message
+        and "json/decoder.py line" in raised.message
+    )
+    assert [type(e) for e in heard] == [json.JSONDecodeError]
 
 
 # -- what cannot run or cannot be stored

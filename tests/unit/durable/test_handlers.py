@@ -403,6 +403,12 @@ def test_a_coroutine_function_is_refused() -> None:
         Handlers().task(name="w")(work)
 
 
+def test_celerys_options_given_to_submit_are_named_by_what_they_are_here() -> None:
+    """``submit`` hands on to the function what it does not know."""
+    with pytest.raises(TaskInvalid, match=r"unexpected keyword argument 'countdown'; delay= of submit is what Celery calls countdown"):
+        request(handler(lambda number: None), 7, countdown=5)
+
+
 def test_a_function_that_cannot_be_run_as_it_is_is_refused() -> None:
     """A generator would succeed without a line of it run; a method has no object, and Celery's bound task is no argument."""
 

@@ -1,6 +1,7 @@
 """Where events of a process of Millstream's own go: lines on standard error, or the logging that Celery sets up.
 
-Called by whoever starts such a process: the CLI, ``millstream dev``, a node process. Never by the library: in the user's process events go where the user's structlog sends them.
+Called by whoever starts such a process: the CLI, ``millstream dev``, a node process, a task process and its handler processes. Never by the library: in the user's process
+events go where the user's structlog sends them.
 """
 
 from __future__ import annotations
