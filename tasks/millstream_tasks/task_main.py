@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         if control.over:
             pipe.send(*said(ended))
-            return EXIT_LEASE
+            os._exit(EXIT_LEASE)
         task = run.task
         telling = Telling(clock, lambda told, t=task: pipe.send(Said(t.id, t.fence, told)))  # type: ignore[misc]
         control.busy(run, telling)

@@ -67,6 +67,8 @@ class Child:
         self.silent = False
         self.gone = False
         """Its pipe is closed; it may still have to be waited for."""
+        self.awaited = False
+        """Whether somebody waits for its pipe to take more."""
         self.seen = now
         self.line: deque[Handed] = deque()
         self._unpacked = Unpacked()
@@ -81,7 +83,7 @@ class Child:
     @property
     def free(self) -> bool:
         """Whether an attempt would begin at once."""
-        return self.ready and not self.line and not self.silent
+        return self.ready and not self.gone and not self.line and not self.silent
 
     @property
     def writing(self) -> bool:
@@ -90,12 +92,16 @@ class Child:
 
     def hand(self, task: TaskRow, policy: Policy, now: float) -> None:
         if not self.line:
-            self.seen = now
+            self.awaited = False
+        """Whether somebody waits for its pipe to take more."""
+        self.seen = now
         self.line.append(Handed(task, policy, now))
         self.send(Run(task, self._leave.grant()))
 
     def take_back(self) -> list[Handed]:
         """What has not begun, and now will not."""
+        if self.closed:
+            return []
         count = self._leave.take_back()
         back = [self.line.pop() for _ in range(min(count, len(self.line)))]
         if back and not self.line:
@@ -103,6 +109,8 @@ class Child:
         return back[::-1]
 
     def send(self, frame: msgspec.Struct) -> None:
+        if self.gone:
+            return
         self._unsent += pack(encode(frame))
         self.push()
 
@@ -144,6 +152,11 @@ class Child:
         """SIGKILL ends a stopped process, too."""
         self.popen.kill()
 
+    @property
+    def closed(self) -> bool:
+        return self.sock.fileno() < 0
+
     def close(self) -> None:
-        self.sock.close()
-        self._leave.close()
+        if not self.closed:
+            self.sock.close()
+            self._leave.close()

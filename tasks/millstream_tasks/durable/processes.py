@@ -72,8 +72,9 @@ class ProcessPool:
     def wait(self, seconds: float) -> None:
         """Until a process has said something, :meth:`wake` was called, or the time is over."""
         for child in self._children:
-            if not child.gone:
-                self._selector.modify(child.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if child.writing else 0), child)
+            if child.writing != child.awaited and not child.gone:
+                child.awaited = child.writing
+                self._selector.modify(child.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if child.writing else 0))
         self._selector.select(max(0.0, seconds))
         self._called = False  # before the pipe is emptied: a call in between is not lost, what it is about is looked at after this
         try:
@@ -94,7 +95,7 @@ class ProcessPool:
 
     def start(self, task: TaskRow) -> None:
         free = next((c for c in self._children if c.free), None)
-        child = free or min((c for c in self._children if c.line), key=lambda c: len(c.line))
+        child = free or min((c for c in self._children if c.line and not c.gone), key=lambda c: len(c.line))
         child.hand(task, msgspec.json.decode(task.policy, type=Policy), self._clock.monotonic())
 
     def cancel(self, task: str, fence: int) -> None:
@@ -133,11 +134,11 @@ class ProcessPool:
             for frame in child.heard():
                 self._heard(child, frame, now)
             if child.gone:
-                self._died(child)
+                self._gone(child)
         while not self._closed and len(self._children) < self._size and now >= self._start_at:
             child = Child(self._boot, now)
             self._children.append(child)
-            self._selector.register(child.sock, selectors.EVENT_READ, child)
+            self._selector.register(child.sock, selectors.EVENT_READ)
         waits = [self._judged(c, now) for c in self._children]
         if len(self._children) < self._size:
             waits.append(max(0.0, self._start_at - now))
@@ -162,7 +163,12 @@ class ProcessPool:
 
     def _takes_more(self, child: Child) -> bool:
         running = child.running
-        return running is not None and len(child.line) < AHEAD and self._clock.monotonic() - (running.began or running.at) < NOT_SHORT
+        return (
+            running is not None
+            and not child.gone
+            and len(child.line) < AHEAD
+            and self._clock.monotonic() - (running.began or running.at) < NOT_SHORT
+        )
 
     def _of(self, task: str, fence: int) -> tuple[Child | None, Handed | None]:
         for child in self._children:
@@ -212,15 +218,19 @@ class ProcessPool:
             case Beat():
                 pass
 
-    def _died(self, child: Child) -> None:
-        """What it ran, and nothing else, is reported: killed for a reason, or crashed. What it had not begun is the host's again."""
+    def _gone(self, child: Child) -> None:
+        """Its pipe is closed, and it is killed: what it had not begun is the host's again. The rest when it is certain that no code of it runs any more."""
+        if not child.closed:
+            self._taken_back(child)
+            self._selector.unregister(child.sock)
+            child.close()
         code = child.popen.poll()
-        if code is None:
-            return  # killed, and looked at again in a moment
-        self._taken_back(child)
-        self._selector.unregister(child.sock)
-        child.close()
-        self._children.remove(child)
+        if code is not None:
+            self._children.remove(child)
+            self._died(child, code)
+
+    def _died(self, child: Child, code: int) -> None:
+        """What it ran, and nothing else, is reported: killed for a reason, or crashed."""
         running = child.running
         if running is None or not running.began:
             self._start_at = self._clock.monotonic() + self._pause
