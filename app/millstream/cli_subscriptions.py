@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream_schema.durable.deliveries import DeliveryRow, DeliveryState, SubscriptionRow
+from millstream_schema.durable.deliveries import DeliveryRow, DeliveryState, SubscriptionRow, SubscriptionState
 from millstream_schema.errors import ConfigurationError, DeliveryNotFound
 from millstream_schema.reasons import one_line
 
@@ -177,6 +177,9 @@ def pull(
     """Take deliveries that are due; acknowledge them, or they come again."""
     with ctx.obj.subscriptions() as subscriptions:
         found = [_shown(d) for d in subscriptions.pull(name, limit, lease=lease)]
+        paused = not found and subscriptions.get(name).state is SubscriptionState.PAUSED
+    if paused and not as_json:
+        formatting.notice(f"subscription {name} is paused and hands out nothing: millstream subscriptions resume {name}")
     if as_json:
         formatting.show_json(found)
     else:

@@ -121,8 +121,8 @@ def reachable(url: sa.URL) -> Iterator[None]:
         raise StoreUnavailable(f"{type(exc.orig).__name__}: {first}; {advice}") from exc
 
 
-def require_file(database: Database) -> None:
-    """Looking at an SQLite database must not create it. Raises SchemaMismatch."""
+def require_file(database: Database, first: str = "millstream up") -> None:
+    """Looking at an SQLite database must not create it. ``first``: the command that makes it. Raises SchemaMismatch."""
     name = database.url.database
     if database.dialect == "sqlite" and name and name != ":memory:" and not Path(name).exists():
-        raise SchemaMismatch(f"there is no database file {name}: run `millstream up` first, or correct the URL")
+        raise SchemaMismatch(f"there is no database file {name}: run `{first}` first, or correct the URL")

@@ -304,6 +304,6 @@ class OutboxDesk:
 def _require_outbox(database: Database) -> None:
     """Raises ConfigurationError, StoreUnavailable."""
     with reachable(database.url):
-        require_file(database)
+        require_file(database, "millstream outbox init")
         if not database.read(outboxes.exists):
             raise ConfigurationError("there is no outbox in that database: `millstream outbox init --outbox-url …` makes one")

@@ -83,6 +83,7 @@ def test_a_subscription_is_made_shown_paused_resumed_and_deleted(program: Progra
     assert "billing" in program.done("subscriptions", "list") and program.data("subscriptions", "list", "--namespace", "other") == []
     assert program.done("subscriptions", "pause", "billing") == "subscription billing is PAUSED"
     assert program.data("deliveries", "pull", "billing") == []
+    assert "billing is paused and hands out nothing" in program("deliveries", "pull", "billing")[2]
     assert program.done("subscriptions", "resume", "billing") == "subscription billing is ACTIVE"
     shown = program.data("subscriptions", "show", "billing")
     assert set(shown) == LINE | {"deliveries"} and shown["deliveries"] == {"PENDING": 1}

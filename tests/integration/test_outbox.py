@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from millstream import Handlers, Installation, Outbox, OutboxRelay, TaskConflict, TaskInvalid, TaskWorker, UnknownHandler
 from millstream.cli import main
 from millstream_schema.durable.outbox import EntryState
-from millstream_schema.errors import ConfigurationError
+from millstream_schema.errors import ConfigurationError, SchemaMismatch
 from millstream_schema.ports import SystemClock
 
 SECONDS = 20
@@ -118,6 +118,8 @@ def test_what_is_wrong_is_refused_at_once_and_nothing_is_kept(shop: Shop) -> Non
         Outbox(handlers, target="")
     with pytest.raises(ConfigurationError, match="outbox init"):
         OutboxRelay(shop.installation, shop.installation.database, prefix="nowhere")
+    with pytest.raises(SchemaMismatch, match=r"no database file .* run `millstream outbox init` first"):
+        OutboxRelay(shop.installation, "sqlite:///not-there.db")
     engine.dispose()
 
 
