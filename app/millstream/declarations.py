@@ -56,10 +56,8 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     def problems(self, function: Callable[..., Any], name: str) -> list[str]:
         """One sentence for each thing that is wrong."""
         found = []
-        if inspect.iscoroutinefunction(function):
-            found.append("coroutine functions are not supported yet: register a plain function")
-        elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            found.append("a generator is never run to its end: register a function that returns its result")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            found.append("a generator is never run to its end: register a function, plain or a coroutine function, that returns its result")
         if not HANDLER.match(name):
             found.append(f"its name must match {HANDLER.pattern}: give name=")
         if not NAME.match(self.queue):

@@ -27,7 +27,7 @@ from millstream_tasks.task_main import load_handlers
 
 pytestmark = pytest.mark.processes
 HANDLERS = """
-import os, signal, sys, time
+import asyncio, os, signal, sys, time
 from pathlib import Path
 from millstream import Cancel, Done, Handlers, NotDone
 handlers = Handlers()
@@ -39,6 +39,11 @@ def note(word):
 
 @handlers.task(name="add", effects="idempotent")
 def add(a: int, b: int) -> int:
+    return a + b
+
+@handlers.task(name="adds", effects="idempotent")
+async def adds(a: int, b: int) -> int:
+    await asyncio.sleep(0.01)
     return a + b
 
 @handlers.task(name="dies", effects="idempotent", delay=0.05)
@@ -293,8 +298,9 @@ def test_a_worker_killed_with_a_handler_inside_its_transaction_leaves_no_effect(
 
 
 def test_many_tasks_run_in_processes_and_give_their_results(rig: Rig) -> None:
-    """Each once, whatever the order; a repeat of the whole submission changes nothing."""
+    """Each once, whatever the order, coroutine functions among them; a repeat of the whole submission changes nothing."""
     rig.worker()
+    assert rig.tasks.wait(rig.tasks.submit("adds", 3, 4).task, 30) == 7
     items = [Item(args=(i, 1), key=f"k{i}") for i in range(300)]
     receipts: list[Any] = rig.tasks.submit_many("add", items)
     assert [rig.tasks.wait(r.task, 30) for r in receipts] == [i + 1 for i in range(300)]

@@ -71,7 +71,7 @@ def _execute(task: TaskRow, registry: HandlerRegistry, around: Surroundings) -> 
     if doubted is not None:
         return doubted, ()
     try:
-        value = handler.function(context, *args, **kwargs) if handler.wants_context else handler.function(*args, **kwargs)
+        value = handler.run(context, args, kwargs)
     except BaseException as exc:
         if not context.settled and context.calls.doubt is None:
             outcome = _failed(exc, handler, around.told(), context.overdue)

@@ -5,6 +5,7 @@ Filled when a user's module is imported, passed down from there. What must never
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -117,6 +118,7 @@ class Handler(Form):
         reconcile: Reconcile | None = None,
     ) -> None:
         self.function = function
+        self.is_coroutine = inspect.iscoroutinefunction(function)
         self.reconcile = reconcile
         self._retry_on = retry_on
         self._no_retry_on = no_retry_on
@@ -140,6 +142,12 @@ class Handler(Form):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def run(self, context: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call it for one attempt, with the context if it wants one. A coroutine function has an event loop of its own; nothing it began goes on after its end."""
+        given = (context, *args) if self.wants_context else args
+        value = self.function(*given, **kwargs)
+        return asyncio.run(value) if self.is_coroutine else value
 
     def retries(self, error: BaseException) -> bool:
         """Whether its policy may try again after this error."""

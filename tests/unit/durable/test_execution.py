@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
@@ -502,3 +503,29 @@ def test_a_thread_is_told_when_its_end_is_asked_for() -> None:
     reports.wait(2)
     assert seen == [True, False]
     pool.close()
+
+
+def test_a_coroutine_function_runs_to_its_end_and_leaves_nothing_behind() -> None:
+    """With what every handler has: arguments, its context, verbs and errors. What it has begun and not awaited is cancelled with its attempt."""
+    seen: list[str] = []
+
+    async def beside() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            seen.append("ended")
+
+    async def work(ctx: TaskContext, how: str) -> str:
+        loose.append(asyncio.create_task(beside()))
+        await asyncio.sleep(0)
+        if how == "fail":
+            raise Fail("for good")
+        ctx.submit("work", "x")
+        return f"{how} {ctx.task_id}"
+
+    loose: list[asyncio.Task[None]] = []
+    known = registry(work)
+    outcome, submits = execute(attempt("fine", id="t1"), known, around())
+    assert isinstance(outcome, o.Succeeded) and decode_result(outcome.result) == "fine t1" and len(submits) == 1
+    assert execute(attempt("fail"), known, around())[0] == o.GaveUp("for good")
+    assert seen == ["ended", "ended"]

@@ -394,15 +394,6 @@ def test_a_database_needs_a_name_and_a_source(databases: dict[str, Any]) -> None
         Handlers(databases=databases)
 
 
-def test_a_coroutine_function_is_refused() -> None:
-    """It would return something that nobody awaits."""
-
-    async def work() -> None: ...
-
-    with pytest.raises(ConfigurationError, match="coroutine"):
-        Handlers().task(name="w")(work)
-
-
 def test_celerys_options_given_to_submit_are_named_by_what_they_are_here() -> None:
     """``submit`` hands on to the function what it does not know."""
     with pytest.raises(TaskInvalid, match=r"unexpected keyword argument 'countdown'; delay= of submit is what Celery calls countdown"):
