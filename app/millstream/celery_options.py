@@ -14,14 +14,14 @@ import msgspec
 from millstream_schema.durable.requests import Options
 from millstream_schema.errors import TaskInvalid
 
-_CONTINUE = "submit the next task in the handler (ctx.submit), or make it a workflow"
+_CONTINUE = "submit the next task in the handler (ctx.submit)"
 _ROUTE = "a durable task is taken by queue=, no message of its own is routed"
 REFUSED: Mapping[str, str] = {
     "link": _CONTINUE,
-    "link_error": "give the handler attempts, look at reviews, or make it a workflow",
-    "chord": "a step of a workflow that waits for the others",
+    "link_error": "a subscription to the ends of the task; attempts= of the handler; reviews",
+    "chord": "a row of yours that the members count down in ctx.transaction(), or a subscription that counts their ends",
     "chain": f"a durable task ends a chain: {_CONTINUE}",
-    "group_id": "submit_many, or a workflow",
+    "group_id": "submit_many",
     "exchange": _ROUTE,
     "exchange_type": _ROUTE,
     "routing_key": _ROUTE,
