@@ -18,7 +18,7 @@ from millstream_schema.canonical import fingerprint
 from millstream_schema.durable.recurrence import Cron, Spec, instants, local, zone_of
 from millstream_schema.durable.requests import NAME, Options
 from millstream_schema.durable.schedules import Declaration, Definition, FireRow, ScheduleRow, ScheduleState, VersionRow
-from millstream_schema.errors import CommitUnknown, ScheduleInvalid, ScheduleNotFound, StoreUnavailable
+from millstream_schema.errors import CommitUnknown, ScheduleInvalid, ScheduleNotFound, StoreUnavailable, TaskInvalid, UnknownHandler
 from millstream_schema.ports import Clock, Ids, SystemIds
 from millstream_schema.reasons import storable
 from millstream_schema.store import fires, schedules
@@ -96,8 +96,14 @@ class Schedules(OpenedNamespace):
 
     @given.checked(declared=given.several(given.a(Declaration), optional=True))
     def sync(self, declared: Iterable[Declaration] | None = None) -> dict[str, Published]:
-        """Publish what these handlers' code declares, where it has changed; by name. What is not declared any more stays."""
-        return {d.name: self._publish(d, d.handler) for d in (self._registry.declared() if declared is None else declared)}
+        """Publish what these handlers' code declares, where it has changed; by name. What is not declared any more stays. Errors name the schedule."""
+        found = {}
+        for d in self._registry.declared() if declared is None else declared:
+            try:
+                found[d.name] = self._publish(d, d.handler)
+            except (TaskInvalid, UnknownHandler) as exc:
+                raise type(exc)(f"schedule {d.name!r}: {exc}") from exc
+        return found
 
     @given.checked(declared=given.a(Declaration))
     def check(self, declared: Declaration) -> None:

@@ -134,6 +134,10 @@ def test_what_could_not_be_submitted_is_not_published(installation: Installation
                 schedules.publish("s", handler, "@daily", args, options=options)
         with pytest.raises(ScheduleInvalid):
             schedules.publish("s", "tick", "0 0 30 2 *", ("x",))
+        handlers = made(threading.Event(), [])
+        handlers.schedule("forgetful", "tick", "@daily")
+        with Schedules(installation, handlers) as declared, pytest.raises(TaskInvalid, match=r"schedule 'forgetful': .* missing"):
+            declared.sync()
         assert schedules.list() == []
         for work in (
             schedules.get,
