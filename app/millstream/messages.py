@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -21,13 +21,15 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 from millstream_schema.control import Deployment
 from millstream_schema.hints import JobHint, NodeHint
-from millstream_schema.ports import SystemClock
+from millstream_schema.ports import SystemClock, SystemIds
 
 log = structlog.get_logger(__name__)
 OUTBOX = 1000
 EXPIRES = 60
 WAKE_UPS = 100
 """Wake-ups a queue of the broker holds; more tell nothing new."""
+ENDS_KEPT, ENDS_AT_ONCE = 5_000, 500
+"""Ends that wait to be told, and those that one message tells; what is beyond is found by looking."""
 COUNTED_EVERY = 0.2
 """Seconds between two looks at how many there are, where the broker does not bound them itself."""
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0
@@ -41,6 +43,11 @@ def coordinator_queue(prefix: str) -> str:
 
 def wake_queue(prefix: str, queue: str) -> str:
     return f"{prefix}.tasks.{queue}"
+
+
+def ends_exchange(prefix: str) -> Exchange:
+    """Where ends of tasks are told, to whoever listens at the time."""
+    return Exchange(f"{prefix}.ends", type="fanout", durable=False, delivery_mode=1)
 
 
 def control_queue(prefix: str, node: str) -> str:
@@ -242,29 +249,55 @@ class CeleryMessages(Carrier):
 
 
 class TaskMessages(Carrier):
-    """Wake-ups for durable tasks: that a queue may hold something. Coalesced where they are sent, acknowledged on receipt, bounded in the broker.
+    """Wake-ups for durable tasks: that a queue may hold something, and that tasks have ended. Coalesced where they are sent, acknowledged on receipt, bounded in the broker.
 
-    Used by a worker's task process, which also listens, and by clients and node processes, which only send. Its threads start with the first use, in whatever process that is:
-    a client made before a fork serves both.
+    Used by a worker's task process, which listens for the first kind and tells the second, by clients, which do the opposite, and by node processes, which only send. Its threads
+    start with the first use, in whatever process that is: a client made before a fork serves both.
     """
 
     def __init__(self, app: Celery, prefix: str) -> None:
         super().__init__(app, prefix)
         self._sending = 0
+        self._hearing = 0
         self._waiting: set[str] = set()
+        self._ends: set[str] = set()
         self._lock = threading.Lock()
 
     def wake(self, queue: str) -> None:
         """Say that there may be work; never waits, never fails."""
         with self._lock:
-            if self._sending != os.getpid():
-                self._sending = os.getpid()
-                self._ready = threading.Event()
-                self._spawn("wake", self._send_all)
+            self._send_from_here()
             if queue in self._waiting:
                 return
             self._waiting.add(queue)
         self._put("wake", queue)
+
+    def ended(self, tasks: Collection[str]) -> None:
+        """Say that these have ended; never waits, never fails."""
+        with self._lock:
+            self._send_from_here()
+            known = len(self._ends)
+            if known + len(tasks) > ENDS_KEPT:
+                self.dropped += len(tasks)
+                return
+            self._ends.update(tasks)
+            if known:
+                return
+        self._put("ends", "")
+
+    def hear(self, told: Callable[[frozenset[str] | None], None]) -> None:
+        """Call ``told`` with the tasks that end, from a thread of its own: once, however often this is called. With None when it begins to: what has ended before is not told."""
+        with self._lock:
+            if self._hearing == os.getpid():
+                return
+            self._hearing = os.getpid()
+        self._spawn("ends", lambda: self._hear_all(told))
+
+    def _send_from_here(self) -> None:
+        if self._sending != os.getpid():
+            self._sending = os.getpid()
+            self._ready = threading.Event()
+            self._spawn("wake", self._send_all)
 
     def listen(self, queues: tuple[str, ...], woken: Callable[[], None]) -> None:
         """Call ``woken`` for each wake-up of these queues, from a thread of its own."""
@@ -280,12 +313,19 @@ class TaskMessages(Carrier):
     def _send_all(self) -> None:
         with self._lock:
             self._waiting.clear()
+            self._ends.clear()
         with self._connection() as connection, connection.channel() as channel:
             producer = Producer(channel, serializer="json")
             declared: dict[str, float] = {}
             unbounded = connection.transport.driver_type == "redis"  # knows no x-max-length
 
-            def send(_kind: str, queue: str) -> None:
+            ends = ends_exchange(self._prefix)(channel)
+            ends.declare()
+
+            def send(kind: str, queue: str) -> None:
+                if kind == "ends":
+                    self._send_ends(producer, ends)
+                    return
                 with self._lock:
                     self._waiting.discard(queue)
                 if queue not in declared:
@@ -301,6 +341,32 @@ class TaskMessages(Carrier):
                 )
 
             self._drain_outbox(send)
+
+    def _send_ends(self, producer: Producer, exchange: Exchange) -> None:
+        with self._lock:
+            told, self._ends = sorted(self._ends), set()
+        for at in range(0, len(told), ENDS_AT_ONCE):
+            producer.publish(told[at : at + ENDS_AT_ONCE], exchange=exchange, routing_key="", retry=False, expiration=EXPIRES)
+
+    def _hear_all(self, told: Callable[[frozenset[str] | None], None]) -> None:
+        def on_ends(body: Any, _message: Message) -> None:
+            if isinstance(body, list):
+                told(frozenset(task for task in body if isinstance(task, str)))
+
+        with self._connection() as connection, connection.channel() as channel:
+            name = f"{self._prefix}.ends.{SystemIds().new('ends', 16)}"
+            mine = Queue(name, ends_exchange(self._prefix), durable=False, exclusive=True, auto_delete=True)(channel)
+            with Consumer(channel, queues=[mine], callbacks=[on_ends], accept=["json"], no_ack=True):
+                begun = False
+                while not self._closed:
+                    try:
+                        connection.drain_events(timeout=1.0 if begun else 0.01)  # kombu subscribes with Redis when it waits first
+                    except TimeoutError:
+                        connection.heartbeat_check()
+                    if not begun:
+                        begun = True
+                        told(None)
+            mine.delete()
 
     def _receive_all(self, queues: tuple[str, ...], woken: Callable[[], None]) -> None:
         with self._connection() as connection, connection.channel() as channel:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from millstream_schema import given
@@ -70,6 +72,10 @@ _REFUSED_OPTIONS = {
 }
 
 
+Hear = Callable[[Callable[[frozenset[str] | None], None]], None]
+"""Has the ends of tasks told, by their ids; None: some may have ended that were not told."""
+
+
 class Looks(Protocol):
     """What it is read through: :class:`millstream.Tasks`."""
 
@@ -81,11 +87,16 @@ class Looks(Protocol):
 
 
 class Rhythm:
-    """When it is worth looking whether a task is over: learnt from those before, shared by all waits of a client. ``fresh``: the task that was submitted just now."""
+    """When it is worth looking whether a task is over: learnt from those before, shared by all waits of a client. ``fresh``: the task that was submitted just now.
 
-    def __init__(self, clock: Clock, changed: threading.Event) -> None:
+    ``hear``: has ends told to whoever asks for it; asked when a wait is not a short one.
+    """
+
+    def __init__(self, clock: Clock, changed: threading.Event, hear: Hear | None = None) -> None:
         self._clock = clock
         self._changed = changed
+        self._hear = hear
+        self._awaited: list[set[str]] = []
         self._usual = 0.0
         self.fresh = ""
 
@@ -96,6 +107,21 @@ class Rhythm:
         if fresh and not self._changed.is_set():
             self._changed.wait(min(self._usual, limit))
         return now
+
+    @contextmanager
+    def awaiting(self, task: str) -> Iterator[set[str]]:
+        """As long as a wait lasts: the tasks whose end would be its own, to be added to."""
+        names = {task}
+        self._awaited.append(names)
+        try:
+            yield names
+        finally:
+            self._awaited = [other for other in self._awaited if other is not names]
+
+    def _told(self, ended: frozenset[str] | None) -> None:
+        """These have ended; None: perhaps some have. From the listener's thread."""
+        if ended is None or any(not names.isdisjoint(ended) for names in list(self._awaited)):
+            self._changed.set()
 
     def looks(self, began: float) -> float:
         """A look begins: what is told from now on is told of what comes after it. Seconds waited so far."""
@@ -110,6 +136,8 @@ class Rhythm:
     def rest(self, waited: float, most: float) -> None:
         """Until it is worth looking again, or somebody tells."""
         hardly = self._usual - waited
+        if self._hear is not None and waited > _SHORT:
+            self._hear(self._told)
         pause = hardly if hardly > _QUICKEST_POLL else min(max(waited * _POLL_PART, _QUICKEST_POLL), _SLOWEST_POLL)
         self._changed.wait(min(pause, most))
 
@@ -172,6 +200,10 @@ class TaskResult:
         for name in options:
             raise ConfigurationError(f"get() does not take {name}: {_REFUSED_OPTIONS.get(name, 'it means nothing here')}")
         limit = self._timeout if timeout is None else timeout
+        with self._rhythm.awaiting(self.id) as awaited:
+            return self._awaited(awaited, limit, interval or _SLOWEST_POLL, propagate=propagate, follow=follow)
+
+    def _awaited(self, awaited: set[str], limit: float, interval: float, *, propagate: bool, follow: bool) -> Any:
         task, rhythm = self.id, self._rhythm
         began = rhythm.began(task, limit)
         while True:
@@ -183,6 +215,7 @@ class TaskResult:
                     row = None  # whether it does the task again is asked once more
                 elif successor.retry_of == row.id:
                     task = successor.id
+                    awaited.add(task)
                     continue  # one that makes up for it instead has another result
             if row is not None and (row.state.settled or (row.state is TaskState.UNKNOWN and not follow)):
                 if row.state.settled:
@@ -190,7 +223,7 @@ class TaskResult:
                 return self._ended(row, propagate)
             if waited >= limit:
                 raise TimeoutError(f"task {task} is {'not known' if row is None else row.state} after {limit} s: {self._tasks.why(task)}")
-            rhythm.rest(waited, min(limit - waited, interval or _SLOWEST_POLL))
+            rhythm.rest(waited, min(limit - waited, interval))
 
     def wait(self, timeout: float | None = None, propagate: bool = True, interval: float | None = None, **options: Any) -> Any:
         """Another name of :meth:`get`."""

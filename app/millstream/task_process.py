@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import structlog
@@ -96,7 +97,7 @@ class TaskProcess:
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
             poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
         )  # fmt: skip
-        self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings, self._counts)
+        self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings, self._counts, self._settled)
         self._coordinating = coordinator = Coordinator(
             self._database, NoHints(), clock, chance,
             lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
@@ -147,6 +148,11 @@ class TaskProcess:
         """What this process counts beside its host."""
         dropped = {} if self._messages is None else {"hints_dropped": self._messages.dropped}
         return {**dropped, **self._coordinating.counts()}
+
+    def _settled(self, tasks: Collection[str]) -> None:
+        """Their ends are written: who waits for them looks at once."""
+        if self._messages is not None:
+            self._messages.ended(tasks)
 
     def _submitted(self, queue: str) -> None:
         """A message, or a schedule's fire, became a task: this worker looks at once, if it is one of its queues; others are told."""

@@ -46,7 +46,7 @@ from .installation import Installation
 from .joining import Joining, TaskReceipt, hinting, woken
 from .keeping import Keeping
 from .opened import OpenedNamespace, acting
-from .results import Rhythm, TaskResult
+from .results import Hear, Rhythm, TaskResult
 from .task_search import Page, TaskSearch
 
 _CURSOR = given.whole_text(4_000)
@@ -96,7 +96,7 @@ class Tasks(OpenedNamespace):
     ``handlers``: what they do not hold is submitted by name, checked against what workers told of themselves. ``actor``: who acts, kept with what is done.
     ``changed``: set by who knows that a task moved; waiting then looks at once. ``wake``: told of the queue after each submission; it may neither wait nor fail.
     ``closing``: called by :meth:`close`.
-    ``sessions``: gives the transaction that a submission joins which names none, or None.
+    ``sessions``: gives the transaction that a submission joins which names none, or None. ``hear``: has ends of tasks told while one is waited for.
     Raises SchemaMismatch (run ``millstream up``), StoreUnavailable.
     """
 
@@ -114,6 +114,7 @@ class Tasks(OpenedNamespace):
         wake: Callable[[str], None] | None = None,
         closing: Callable[[], None] | None = None,
         sessions: Callable[[], Any] | None = None,
+        hear: Hear | None = None,
     ) -> None:
         self._closing = closing
         super().__init__(installation, namespace, clock=clock, database=database, actor=actor)
@@ -128,7 +129,7 @@ class Tasks(OpenedNamespace):
         self._result_timeout = installation.result_timeout_ms / 1000
         self._wake = wake
         self._joining = Joining(self.database, self._clock, wake, sessions)
-        self._rhythm = Rhythm(self._clock, self._changed)
+        self._rhythm = Rhythm(self._clock, self._changed, hear)
 
     def close(self) -> None:
         """Give the connections back."""

@@ -188,7 +188,14 @@ class Millstream:
         """Likewise, beside whatever the handlers submit by."""
         messages = TaskMessages(self.app, self.installation.prefix)
         return Tasks(
-            self.installation, handlers, self.namespace, actor=actor, wake=messages.wake, sessions=sessions, closing=messages.close
+            self.installation,
+            handlers,
+            self.namespace,
+            actor=actor,
+            wake=messages.wake,
+            sessions=sessions,
+            closing=messages.close,
+            hear=messages.hear,
         )
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from millstream import TaskConflict, TaskInvalid, TaskState
 
 pytestmark = pytest.mark.processes
 PROJECT = """
-import os
+import os, time
 from celery import Celery
 from millstream import Handlers, Installation, Millstream
 
@@ -35,6 +36,11 @@ tasks = millstream.tasks(handlers)
 @handlers.task(name="add", effects="idempotent")
 def add(a: int, b: int = 0) -> int:
     return a + b
+
+@handlers.task(name="lasts", effects="idempotent")
+def lasts(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
 
 @app.task(name="plain", shared=False)
 def plain(a, b):
@@ -66,6 +72,20 @@ def imported(made: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(made.path))
     sys.modules.pop("project", None)
     return importlib.import_module("project")
+
+
+def test_who_waits_is_told_of_the_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are minutes apart here: without a word from the worker neither wait would end in time."""
+    module = imported(project, monkeypatch)
+    try:
+        assert module.tasks.wait(module.tasks.submit(module.lasts, 0.0).task, 30) == 0.0
+        monkeypatch.setattr("millstream.results._QUICKEST_POLL", 300.0)
+        monkeypatch.setattr("millstream.results._SLOWEST_POLL", 300.0)
+        long, longer = (module.tasks.submit(module.lasts, seconds).task for seconds in (1.0, 1.5))
+        with ThreadPoolExecutor(2) as both:
+            assert list(both.map(lambda task: module.tasks.wait(task, 100), (long, longer))) == [1.0, 1.5]
+    finally:
+        module.tasks.close()
 
 
 def test_every_way_of_celery_reaches_a_durable_task(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

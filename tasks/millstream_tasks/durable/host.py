@@ -7,7 +7,7 @@ here: an attempt begun or kept past the lease; an end that is dropped before the
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import structlog
@@ -79,7 +79,8 @@ class _Held(msgspec.Struct):
 
 
 class TaskHost:
-    """One worker session at a time; a new one after each lost lease. ``counted``: what else its process counts; shown in the session's row with each renewal, for metrics."""
+    """One worker session at a time; a new one after each lost lease. ``counted``: what else its process counts; shown in the session's row with each renewal, for metrics.
+    ``settled``: told of tasks whose ends are written."""
 
     def __init__(
         self,
@@ -90,7 +91,9 @@ class TaskHost:
         chance: Chance,
         settings: HostSettings,
         counted: Callable[[], dict[str, int]] = dict,
+        settled: Callable[[Collection[str]], None] | None = None,
     ) -> None:
+        self._settled = settled
         self._counted = counted
         self._db = database
         self._pool = pool
@@ -452,6 +455,7 @@ class TaskHost:
                 self._typical += (seconds - self._typical) * TYPICAL_PART
             if isinstance(outcome, Committed):
                 self.answers[Answer.APPLIED] += 1
+                self._tell((task,))
                 if self._said:
                     self._renew_at = now  # there is no end to write beside
                 continue
@@ -501,3 +505,8 @@ class TaskHost:
     def _note(self, answers: dict[str, Answer]) -> None:
         for answer in answers.values():
             self.answers[answer] += 1
+        self._tell([task for task, answer in answers.items() if answer is Answer.APPLIED])
+
+    def _tell(self, ended: Collection[str]) -> None:
+        if ended and self._settled is not None:
+            self._settled(ended)
