@@ -244,14 +244,15 @@ def test_a_result_that_cannot_be_stored_is_unfit(value: Any) -> None:
     writable(outcome)
 
 
-def test_what_it_submits_and_cannot_be_stored_ends_it_for_good() -> None:
+@pytest.mark.parametrize("handler, argument, said", [("next", object(), "builtins.object"), ("nxet", 1, "nxet")])
+def test_what_it_submits_and_cannot_be_stored_ends_it_for_good(handler: str, argument: object, said: str) -> None:
     """It would be the same at every attempt: FAILED with cause ``result``, not tried again."""
 
     def work(ctx: TaskContext) -> None:
-        ctx.submit("next", object())
+        ctx.submit(handler, argument)
 
     outcome, submits = execute(attempt(), registry(work, next=lambda a: a), around())
-    assert isinstance(outcome, o.Unfit) and "builtins.object" in outcome.message and submits == ()
+    assert isinstance(outcome, o.Unfit) and said in outcome.message and submits == ()
 
 
 # -- what its author declared
