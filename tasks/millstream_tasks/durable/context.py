@@ -13,7 +13,7 @@ import msgspec
 
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.requests import Options
-from millstream_schema.errors import ExternalRefused, TransactionRefused
+from millstream_schema.errors import ExternalRefused, TaskInvalid, TransactionRefused, UnknownHandler
 from millstream_schema.store.handler_transactions import HandlerTransaction
 
 from .external import ExternalCalls
@@ -135,7 +135,10 @@ class TaskContext:
         """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""
         if self.settled:
             raise TransactionRefused("the task has succeeded with its ctx.transaction(): submit before its block is left")
-        found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        try:
+            found = handler if isinstance(handler, Handler) else self._registry.get(handler)
+        except UnknownHandler as exc:  # of this process: the same at every attempt
+            raise TaskInvalid(str(exc)) from exc
         task_id = self._around.ids.new("task", 10)
         own = key or f"{self._task.id}/{len(self.submits)}"
         origin = f"task:{self._task.id}"

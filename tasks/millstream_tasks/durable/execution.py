@@ -149,7 +149,7 @@ def outcome_of(error: BaseException) -> AnyOutcome:
             return AskedForReview(said)
         case InDoubtSignal():
             return InDoubt(said)
-        case TaskInvalid() | UnknownHandler():
+        case TaskInvalid():
             return Unfit(said)  # what it submits or gives cannot be stored: the same at every attempt
         case _:
             wanted = not isinstance(error, TransactionRefused | ExternalRefused)
