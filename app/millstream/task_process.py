@@ -19,6 +19,7 @@ import structlog
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
+from millstream_schema.durable.effects import IntentId, KnownCall
 from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask
@@ -92,7 +93,7 @@ class TaskProcess:
         boot = TaskBoot(
             handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS), i.database, i.table_prefix, i.idle_in_transaction_ms
         )
-        self._pool = ProcessPool(boot, clock, processes, self._ended, self._back, self._told)
+        self._pool = ProcessPool(boot, clock, processes, self._ended, self._back, self._told, self._known)
         settings = HostSettings(
             name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
             poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
@@ -169,6 +170,9 @@ class TaskProcess:
 
     def _told(self, task: str, fence: int, said: Told) -> None:
         self._host.told(task, fence, said)
+
+    def _known(self, task: str, fence: int, intent: IntentId, call: KnownCall | None) -> None:
+        self._host.known(task, fence, intent, call)
 
     def _step(self) -> None:
         """A failing step is logged and tried again: the loop never dies silently."""

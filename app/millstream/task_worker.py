@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
 from millstream_coordinator.schedule_sweep import ScheduleSweep
+from millstream_schema.durable.effects import IntentId, KnownCall
 from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask
@@ -76,7 +77,7 @@ class TaskWorker:
         self._databases = HandlerDatabases(
             inst.database, inst.table_prefix, inst.idle_in_transaction_ms, clock, self._handlers.registry.databases
         )
-        self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended, self._databases, self._told)
+        self._pool = ThreadPool(self._handlers.registry, clock, ids, self._slots, self._ended, self._databases, self._told, self._known)
         settings = HostSettings(
             name=self._name, queues=self._queues, handlers=self._handlers.registry.names(), lease_ms=inst.lease_ms,
             margin_ms=inst.lease_ms // 10, renew_ms=inst.renew_ms, poll_ms=inst.poll_ms, slots=self._slots, prefetch=self._slots * 50,
@@ -124,6 +125,9 @@ class TaskWorker:
 
     def _told(self, task: str, fence: int, said: Told) -> None:
         self._host.told(task, fence, said)
+
+    def _known(self, task: str, fence: int, intent: IntentId, call: KnownCall | None) -> None:
+        self._host.known(task, fence, intent, call)
 
     def _serve(self) -> None:
         host = self._host

@@ -26,7 +26,7 @@ from millstream_schema.ports import SystemClock, SystemIds
 
 from .durable.databases import HandlerDatabases
 from .durable.execution import execute
-from .durable.frames import Beat, Began, EndAsked, Ended, Ready, Run, Said, Settled, Until, decode_boot, decode_to_child, encode
+from .durable.frames import Beat, Began, EndAsked, Ended, Known, Ready, Run, Said, Settled, Until, decode_boot, decode_to_child, encode
 from .durable.handlers import HandlerRegistry
 from .durable.leave import Taker
 from .durable.progress import Telling
@@ -214,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
             wait=pause.wait,
             telling=telling,
             raised=partial(_told_of, task),
+            known=lambda i, c, t=task: pipe.send(Known(t.id, t.fence, i, c)),  # type: ignore[misc]
         )
         outcome, submits = execute(task, registry, around)
         control.idle(run)

@@ -42,7 +42,9 @@ class Rig:
         boot = TaskBoot("pool_tasks:handlers", "", 100, "sqlite://", "millstream_", 3000)
         self.said: list[tuple[str, Any]] = []
         self.back: list[str] = []
-        self.pool = ProcessPool(boot, SystemClock(), 1, self._report, lambda task, fence: self.back.append(task), lambda *_: None)
+        self.pool = ProcessPool(
+            boot, SystemClock(), 1, self._report, lambda task, fence: self.back.append(task), lambda *_: None, lambda *_: None
+        )
         self.until(lambda: self.pool.free() == 1)
 
     def _report(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:

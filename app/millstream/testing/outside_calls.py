@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from millstream_schema.durable.effects import IntentId, KnownCall
 from millstream_schema.durable.outcomes import Raised, Reported
 from millstream_schema.durable.records import TaskRow
 from millstream_schema.durable.requests import HandlerSpec, encode_arguments
@@ -103,12 +104,21 @@ class _Store(HandlerDatabases):
 class CallingProcess:
     """The process that runs one attempt; an actor. ``dead``: nothing of it goes on."""
 
-    def __init__(self, world: World, outside: Outside, database: Database, ids: Ids, alive: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        world: World,
+        outside: Outside,
+        database: Database,
+        ids: Ids,
+        alive: Callable[[], bool],
+        known: Callable[[IntentId, KnownCall | None], None],
+    ) -> None:
         self._world = world
         self._outside = outside
         self._database = database
         self._ids = ids
         self._alive = alive
+        self._known = known
         self.dead = False
 
     def run(self, task: TaskRow, how: Calls) -> Reported | None:
@@ -118,7 +128,7 @@ class CallingProcess:
         registry.add(Handler(lambda ctx: self._handle(ctx, how), HandlerSpec(name=task.handler), reconcile=hook))
         around = Surroundings(
             ids=self._ids, clock=SimClock(self._world), told=lambda: False, databases=_Store(self, self._database), committed=lambda: None, wait=self._wait,
-            telling=Telling(SimClock(self._world), lambda _: None), raised=lambda _: None
+            telling=Telling(SimClock(self._world), lambda _: None), raised=lambda _: None, known=self._tell,
         )  # fmt: skip
         attempt = msgspec.structs.replace(task, args=encode_arguments((), {}))
         outcome: Reported = self._world.act(self, lambda: execute(attempt, registry, around))[0]
@@ -139,6 +149,11 @@ class CallingProcess:
     def _die(self) -> None:
         self.dead = True
         raise Crash
+
+    def _tell(self, intent: IntentId, call: KnownCall | None) -> None:
+        """Its worker hears what a call came to, while both are there."""
+        self.reach()
+        self._known(intent, call)
 
     def _wait(self, seconds: float) -> None:
         self.reach()

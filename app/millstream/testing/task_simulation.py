@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from millstream_coordinator.task_sweep import TaskSweep
-from millstream_schema.durable.effects import IntentRow
+from millstream_schema.durable.effects import IntentId, IntentRow, KnownCall
 from millstream_schema.durable.outcomes import AnyOutcome, Crashed, GaveUp, Raised, Reported, RetryAsked, Snoozed, Succeeded, Unstarted
 from millstream_schema.durable.records import NewTask, Policy, Receipt, TaskRow
 from millstream_schema.durable.states import Effects, TaskState
@@ -154,7 +154,14 @@ class SimPool:
             self._say(task, ran, self._outcome(task, script))
             return
         sim = worker.sim
-        process = CallingProcess(sim.world, sim.outside, sim.database, sim.ids, lambda: (task.id, task.fence) in self._running)
+        process = CallingProcess(
+            sim.world,
+            sim.outside,
+            sim.database,
+            sim.ids,
+            lambda: (task.id, task.fence) in self._running,
+            lambda i, c: self._know(task, i, c),
+        )
         outcome = process.run(task, script.calls)
         if outcome is None and worker.pool is self and sim.world.faults.crash and sim.world.rng.random() < 0.5:
             worker.crash()  # and everything beside it
@@ -175,6 +182,13 @@ class SimPool:
         ran.reported = type(outcome).__name__
         worker.host.ended(task.id, task.fence, outcome, (), ran.ended - ran.began)
         worker.poke()
+
+    def _know(self, task: TaskRow, intent: IntentId, call: KnownCall | None) -> None:
+        """On the pipe to the worker, which reads it when it goes on."""
+        worker = self._worker
+        if worker.host is not None and worker.pool is self:
+            worker.sim.world.probes["a call's outcome is kept by its worker"] += call is not None
+            worker.host.known(task.id, task.fence, intent, call)
 
     def _outcome(self, task: TaskRow, script: Script) -> AnyOutcome:
         w = self._worker.sim.world

@@ -71,6 +71,8 @@ def _ended(task: TaskRow, policy: Policy, outcome: o.AnyOutcome, now: int, chanc
         case o.AskedForReview(message=message):
             return Decision(state=TaskState.UNKNOWN, cause=Cause.HANDLER, reason=message)
         case o.InDoubt(message=message):
+            if policy.intents_only and not task.open_intents:
+                return _unchosen(task, policy, o.Killed(Cause.INTENT, message), now, chance)  # its worker has written down what it came to
             return Decision(state=TaskState.UNKNOWN, cause=Cause.INTENT, reason=message)
         case o.Unfit(message=message):
             return Decision(state=TaskState.FAILED, cause=Cause.RESULT, reason=message, failures=1)

@@ -66,6 +66,16 @@ class IntentId(msgspec.Struct, frozen=True):
         return f"{self.name}/{self.key}" if self.key else self.name
 
 
+class KnownCall(msgspec.Struct, frozen=True):
+    """What the caller of an intent knows of its call, until it is written down. ``happened``: else it certainly did not; ``result``: encoded, None: it cannot be stored."""
+
+    opening: str
+    happened: bool
+    result: str | None
+    detail: str
+    who: str
+
+
 class IntentRow(msgspec.Struct, frozen=True, kw_only=True):
     """One intent. ``opening``: made anew for each call; ``task``, ``fence``: the attempt that made the newest one; ``calls``: how often it was opened.
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from ..durable.effects import IntentId, IntentRow, IntentState, kept, may_open, on_denial, on_outcome
+from ..durable.effects import IntentId, IntentRow, IntentState, KnownCall, kept, may_open, on_denial, on_outcome
 from .database import Transaction
 from .rows import to
 from .tasks import lock_task
@@ -89,6 +89,13 @@ def deny(tx: Transaction, intent: IntentId, opening: str, detail: str, who: str,
     tx.update(t, *_is(tx, intent), t.c.rev == row.rev, **values)
     _count(tx, row.task)
     return _read(tx, intent)
+
+
+def write_known(tx: Transaction, intent: IntentId, call: KnownCall) -> IntentRow | None:
+    """What the attempt that made a call knows of it, whatever became of the attempt; what is stored now, None: its task is forgotten."""
+    if call.happened:
+        return record(tx, intent, call.result, call.detail, call.who)
+    return deny(tx, intent, call.opening, call.detail, call.who)
 
 
 def note(tx: Transaction, intent: IntentId, opening: str, detail: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import structlog
 
-from millstream_schema.durable.effects import IntentId, IntentRow, IntentState, identified
+from millstream_schema.durable.effects import IntentId, IntentRow, IntentState, KnownCall, identified
 from millstream_schema.durable.records import TaskRow
 from millstream_schema.durable.requests import decode_arguments, decode_result, encode_result
 from millstream_schema.errors import CommitUnknown, ExternalRefused, Fenced, StoreError, StoreUnavailable, TaskInvalid
@@ -112,7 +112,7 @@ class ExternalCalls:
 
     def _denied(self, row: IntentRow, said: NotDone) -> NotDone:
         """It certainly did not happen: the intent is closed, and the handler decides how to go on."""
-        self._closed(row, lambda tx: intents.deny(tx, row.id, row.opening, text_of(said), str(self._attempt)))
+        self._handed(row, KnownCall(row.opening, False, None, text_of(said), str(self._attempt)))
         return said
 
     def _failed(self, row: IntentRow, error: BaseException) -> Any:
@@ -174,7 +174,7 @@ class ExternalCalls:
             result, detail = encode_result(value), ""
         except TaskInvalid as exc:
             result, detail = None, text_of(exc)
-        after = self._closed(row, lambda tx: intents.record(tx, row.id, result, detail, who))
+        after = self._handed(row, KnownCall(row.opening, True, result, detail, who))
         if after is None:
             raise Fenced(f"task {self._task.id} is over and forgotten")
         return after
@@ -185,6 +185,13 @@ class ExternalCalls:
                 f"ctx.external: {str(row.id)!r} has been called, and its outcome is not stored: {row.detail or row.closed_by}"
             )
         return decode_result(row.result)
+
+    def _handed(self, row: IntentRow, call: KnownCall) -> IntentRow | None:
+        """Write what is known of a call. Its worker has it before: it writes it where this process cannot any more."""
+        self._around.known(row.id, call)
+        after = self._closed(row, lambda tx: intents.write_known(tx, row.id, call))
+        self._around.known(row.id, None)
+        return after
 
     def _closed(self, row: IntentRow, work: Callable[[Transaction], IntentRow | None]) -> IntentRow | None:
         """Write what is known; where the database does not take it, nobody will know."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millstream_schema.durable.effects import IntentId, KnownCall
 from millstream_schema.durable.outcomes import Reported
 from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask, TaskRow
@@ -82,12 +83,21 @@ class Said(msgspec.Struct, frozen=True, tag=True):
     told: Told
 
 
+class Known(msgspec.Struct, frozen=True, tag=True):
+    """What a call to the outside came to, which its attempt is about to write down; None: it is written."""
+
+    task: str
+    fence: int
+    intent: IntentId
+    call: KnownCall | None
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """The process lives: sent by a thread of its own, so that it tells of the interpreter and not of the handler."""
 
 
 ToChild = Run | EndAsked | Until
-FromChild = Ready | Began | Said | Settled | Ended | Beat
+FromChild = Ready | Began | Said | Known | Settled | Ended | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_boot = msgspec.msgpack.Decoder(TaskBoot).decode

@@ -14,6 +14,7 @@ import structlog
 
 from millstream_schema.durable.catalogue import HandlerEntry, Served
 from millstream_schema.durable.decisions import careful
+from millstream_schema.durable.effects import IntentId, KnownCall
 from millstream_schema.durable.outcomes import Committed, Killed, Reported, Unfit, Unstarted
 from millstream_schema.durable.progress import Told
 from millstream_schema.durable.records import NewTask, TaskRow
@@ -26,6 +27,7 @@ from millstream_schema.store.database import Database, Transaction
 from millstream_schema.store.settling import Answer, Settlement
 
 from .floors import Floors
+from .kept_calls import KeptCalls
 from .pool import Pool
 from .progress import Gathered
 from .shares import Fairness
@@ -126,6 +128,7 @@ class TaskHost:
         self._lanes_until = 0.0
         self._floors = Floors()
         self._said = Gathered()
+        self._calls = KeptCalls()
 
     # -- handed in from other threads ---------------------------------------------------------------------------------------------------
 
@@ -152,6 +155,10 @@ class TaskHost:
         """What a running attempt says. Thread-safe; written with the next heartbeat or end."""
         self._said.add(task, fence, said)
 
+    def known(self, task: str, fence: int, intent: IntentId, call: KnownCall | None) -> None:
+        """What a call to the outside came to, or that its attempt has written it. Thread-safe; written by the step after the attempt's end, if it has not."""
+        self._calls.add(task, fence, intent, call)
+
     # -- the step -----------------------------------------------------------------------------------------------------------------------
 
     def step(self) -> float:
@@ -166,6 +173,7 @@ class TaskHost:
             if self.draining and self.session != self._marked:
                 self._mark()
             self._take_reports(now)
+            self._calls.write(self._db, self._runs)
             if now >= self._renew_at:
                 self._renew(now)
             self._feed()
@@ -214,8 +222,12 @@ class TaskHost:
 
     @property
     def holding(self) -> int:
-        """Attempts that are not settled."""
-        return len(self._held) + len(self._unsettled)
+        """Attempts that are not settled, or have left something to be written."""
+        return len(self._held) + len(self._unsettled) + len(self._calls)
+
+    def _runs(self, task: str, fence: int) -> bool:
+        held = self._held.get(task)
+        return held is not None and held.row.fence == fence
 
     # -- the lease ----------------------------------------------------------------------------------------------------------------------
 

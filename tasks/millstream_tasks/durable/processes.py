@@ -20,7 +20,8 @@ from millstream_schema.durable.states import Cause
 from millstream_schema.ports import Clock
 
 from .child import Child, Handed
-from .frames import Beat, Began, EndAsked, Ended, FromChild, Ready, Said, Settled, TaskBoot, Until
+from .frames import Beat, Began, EndAsked, Ended, FromChild, Known, Ready, Said, Settled, TaskBoot, Until
+from .kept_calls import Know
 from .pool import Back, Report
 from .progress import Tell
 
@@ -42,13 +43,14 @@ REAPED_AGAIN = 0.02
 class ProcessPool:
     """``size`` handler processes, started again when they die. All methods but :meth:`wake` are called from the host's thread, callbacks are called on it."""
 
-    def __init__(self, boot: TaskBoot, clock: Clock, size: int, report: Report, back: Back, tell: Tell) -> None:
+    def __init__(self, boot: TaskBoot, clock: Clock, size: int, report: Report, back: Back, tell: Tell, know: Know) -> None:
         self._boot = boot
         self._clock = clock
         self._size = size
         self._report = report
         self._back = back
         self._tell = tell
+        self._know = know
         self._children: list[Child] = []
         self._until = Until(0.0)
         self._start_at = 0.0
@@ -215,6 +217,8 @@ class ProcessPool:
                         self._report(task, fence, outcome, submits, seconds)
             case Said(task=task, fence=fence, told=told):
                 self._tell(task, fence, told)
+            case Known(task=task, fence=fence, intent=intent, call=call):
+                self._know(task, fence, intent, call)
             case Beat():
                 pass
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from millstream_schema.durable.effects import IntentId, KnownCall
 from millstream_schema.ports import Clock, Ids
 
 from .databases import HandlerDatabases
@@ -18,7 +19,8 @@ from .progress import Telling
 class Surroundings:
     """``told``: whether the end of this attempt is asked for. ``committed``: to be called when its own transaction has settled it. ``wait``: stands still so many seconds.
 
-    ``telling``: takes what the attempt says while it runs. ``raised``: hears of an exception that is none of the verbs, with its traceback, which goes no further."""
+    ``telling``: takes what the attempt says while it runs. ``raised``: hears of an exception that is none of the verbs, with its traceback, which goes no further.
+    ``known``: is given what a call by ``ctx.external`` came to before that is written down, and None when it is."""
 
     ids: Ids
     clock: Clock
@@ -28,3 +30,4 @@ class Surroundings:
     wait: Callable[[float], object]
     telling: Telling
     raised: Callable[[BaseException], None]
+    known: Callable[[IntentId, KnownCall | None], None]

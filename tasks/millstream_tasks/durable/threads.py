@@ -16,6 +16,7 @@ from millstream_schema.ports import Clock, Ids
 from .databases import HandlerDatabases
 from .execution import execute
 from .handlers import HandlerRegistry
+from .kept_calls import Know
 from .pool import Report
 from .progress import Tell, Telling
 from .surroundings import Surroundings
@@ -25,7 +26,15 @@ class ThreadPool:
     """``slots`` threads, started with the first attempts."""
 
     def __init__(
-        self, registry: HandlerRegistry, clock: Clock, ids: Ids, slots: int, report: Report, databases: HandlerDatabases, tell: Tell
+        self,
+        registry: HandlerRegistry,
+        clock: Clock,
+        ids: Ids,
+        slots: int,
+        report: Report,
+        databases: HandlerDatabases,
+        tell: Tell,
+        know: Know,
     ) -> None:
         self._registry = registry
         self._clock = clock
@@ -35,6 +44,7 @@ class ThreadPool:
         self._report = report
         self._databases = databases
         self._tell = tell
+        self._know = know
         self._telling: set[Telling] = set()
         self._waiting: queue.SimpleQueue[TaskRow | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -112,6 +122,7 @@ class ThreadPool:
             wait=self._pause.wait,
             telling=Telling(self._clock, partial(self._tell, *mine)),
             raised=lambda _: None,
+            known=partial(self._know, *mine),
         )
 
     def _done(self, task: TaskRow, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:

@@ -21,7 +21,7 @@ from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.bulk import Act, OperationRow
 from millstream_schema.durable.catalogue import HandlerEntry, Served
 from millstream_schema.durable.deliveries import SubscriptionState
-from millstream_schema.durable.effects import IntentId, IntentRow, IntentState
+from millstream_schema.durable.effects import IntentId, IntentRow, IntentState, KnownCall
 from millstream_schema.durable.finding import Place
 from millstream_schema.durable.gates import GateKind
 from millstream_schema.durable.outbox import Accepted, EntryCause, EntryDecision, EntryRow, EntryState, Limits, on_claim, on_sent
@@ -374,6 +374,16 @@ CALLING: dict[str, Boundary] = {
     ),
     "outcome of a call": Boundary(
         covers=(intents.record,), prepare=called(), act=lambda tx, _rows, _: told_of(intents.record(tx, CHARGE, "[1]", "", "me"))
+    ),
+    "outcome of a call, by the worker of its attempt": Boundary(
+        covers=(intents.write_known, intents.record),
+        prepare=called(),
+        act=lambda tx, _rows, _: told_of(intents.write_known(tx, CHARGE, KnownCall("before", True, "[1]", "", "me"))),
+    ),
+    "call that did not happen, by the worker of its attempt": Boundary(
+        covers=(intents.write_known, intents.deny),
+        prepare=called(),
+        act=lambda tx, _rows, _: told_of(intents.write_known(tx, CHARGE, KnownCall("before", False, None, "busy", "me"))),
     ),
     "another outcome of a call": Boundary(
         covers=(intents.record,),

@@ -13,6 +13,7 @@ from tests.contract.store.task_rows import POLICY, consistent, ending, fresh, ne
 from millstream.testing.world import Faults as NoFaults
 from millstream.testing.world import SimIds, World
 from millstream_schema.durable import outcomes as o
+from millstream_schema.durable.effects import IntentId, KnownCall
 from millstream_schema.durable.records import NewTask, TaskRow
 from millstream_schema.durable.requests import HandlerSpec, encode_arguments
 from millstream_schema.durable.states import Effects
@@ -83,6 +84,7 @@ class Run:
         self.outcome: o.Reported | None = None
         self.submits: tuple[NewTask, ...] = ()
         self.commits = 0
+        self.known: list[tuple[IntentId, KnownCall | None]] = []
 
 
 class Rig:
@@ -129,6 +131,7 @@ class Rig:
             wait=lambda _: None,
             telling=Telling(SystemClock(), lambda _: None),
             raised=lambda _: None,
+            known=lambda intent, call: found.known.append((intent, call)),
         )
         died: list[Died] = []
 

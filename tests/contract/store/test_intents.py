@@ -463,12 +463,42 @@ def test_intents_go_with_the_last_task_of_their_root(store: Opened) -> None:
     assert store.db.run(lambda tx: intents.record(tx, IntentId(task.root, "charge"), "[1]", "", "late")) is None
 
 
-def test_a_database_that_stays_away_after_the_call_leaves_a_doubt(store: Opened) -> None:
-    """What became of it could not be written down: the attempt ends in review, and says so."""
-    receiver = Receiver()
-    rig = Calling(store, receiver)
+def test_a_database_that_stays_away_after_the_call_leaves_a_doubt_until_its_worker_has_written_it(store: Opened) -> None:
+    """What became of it could not be written down: by itself the attempt ends in review, and says so. Its worker was told before, and can."""
+    for key, kept in (("dropped", False), ("kept", True)):
+        receiver = Receiver()
+        rig = Calling(store, receiver)
+        rig.put(key=key)
+        row = rig.claim()
+        run = rig.run(row, short=Away())
+        ((intent, call),) = run.known
+        assert isinstance(run.outcome, o.InDoubt) and call is not None and "could not be written down" in run.outcome.message
+        if kept:
+            rig.db.run(lambda tx, i=intent, c=call: intents.write_known(tx, i, c))  # type: ignore[misc]
+        rig.report(row, run)
+        task = rig.task(key)
+        assert (task.state, task.cause, len(receiver.got)) == (T.READY if kept else T.UNKNOWN, Cause.INTENT, 1)
+        if kept:
+            rig.whole()
+            assert decode_result(rig.task(key).result) == {"number": 1} and len(receiver.got) == 1
 
+
+def test_a_denial_that_could_not_be_written_is_written_by_its_worker_and_the_call_made_again(store: Opened) -> None:
+    """It certainly did not happen: nobody is asked."""
+    answers: list[Any] = [NotDone("busy"), 5]
+
+    def receiver(_key: str) -> Any:
+        return answers.pop(0)
+
+    rig = Calling(store, receiver)
     rig.put()
-    rig.whole(short=Away())
-    task = rig.task()
-    assert (task.state, task.cause, len(receiver.got)) == (T.UNKNOWN, Cause.INTENT, 1) and "could not be written down" in task.reason
+    row = rig.claim()
+    run = rig.run(row, short=Away())
+    ((intent, call),) = run.known
+    assert call is not None and not call.happened
+    for _ in range(2):  # its answer may be lost
+        rig.db.run(lambda tx: intents.write_known(tx, intent, call))
+    assert rig.known()[0].state is S.NOT_DONE
+    rig.report(row, run)
+    rig.whole()
+    assert (rig.task().state, decode_result(rig.task().result), answers) == (T.SUCCEEDED, 5, [])

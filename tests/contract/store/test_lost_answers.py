@@ -206,7 +206,9 @@ class Serves:
             wire.direct.submit(self.handler, key=f"{i}", permit=self.permit)
         clock, ids = SystemClock(), SystemIds()
         registry, self.event = handlers.registry, threading.Event()
-        self.pool = ThreadPool(registry, clock, ids, 2, self.ended, wire.databases, lambda *said: self.host.told(*said))
+        self.pool = ThreadPool(
+            registry, clock, ids, 2, self.ended, wire.databases, lambda *said: self.host.told(*said), lambda *said: self.host.known(*said)
+        )
         stack.callback(self.close)
         settings = HostSettings(
             name="h", queues=("default",), handlers=registry.names(), slots=2, lease_ms=LEASE_MS, poll_ms=50, renew_ms=LEASE_MS // 4

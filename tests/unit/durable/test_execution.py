@@ -40,7 +40,7 @@ def ids() -> SimIds:
 def around(told: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Surroundings:
     return Surroundings(
         ids=ids(), clock=clock or SystemClock(), told=told, databases=no_databases(), committed=lambda: None, wait=lambda _: None,
-        telling=Telling(SystemClock(), lambda _: None), raised=lambda _: None,
+        telling=Telling(SystemClock(), lambda _: None), raised=lambda _: None, known=lambda _intent, _call: None,
     )  # fmt: skip
 
 
@@ -424,7 +424,7 @@ def test_a_thread_pool_reports_every_end_and_keeps_its_slots() -> None:
         raise errors[ctx.task_id]
 
     clock, reports = SystemClock(), Reports(2)
-    pool = ThreadPool(registry(work), clock, ids(), 2, reports, no_databases(), lambda *_: None)
+    pool = ThreadPool(registry(work), clock, ids(), 2, reports, no_databases(), lambda *_: None, lambda *_: None)
     pool.lease(clock.monotonic() + 60)
     for name in errors:
         assert reports.free.acquire(timeout=20), reports.kinds
@@ -453,7 +453,7 @@ def test_what_a_quiet_handler_said_last_is_sent_by_its_pool() -> None:
         assert told.progress is not None
         heard.append(told.progress.done)
 
-    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases(), tell)
+    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases(), tell, lambda *_: None)
     pool.lease(clock.monotonic() + 60)
     pool.start(attempt(id="t"))
     assert said.wait(20)
@@ -472,7 +472,7 @@ def test_a_thread_begins_nothing_past_the_lease() -> None:
     """It is given back as never begun."""
     called: list[int] = []
     clock, reports = SystemClock(), Reports(1)
-    pool = ThreadPool(registry(lambda: called.append(1)), clock, ids(), 1, reports, no_databases(), lambda *_: None)
+    pool = ThreadPool(registry(lambda: called.append(1)), clock, ids(), 1, reports, no_databases(), lambda *_: None, lambda *_: None)
     pool.lease(clock.monotonic() - 1)
     pool.start(attempt(id="t"))
     reports.wait(1)
@@ -492,7 +492,7 @@ def test_a_thread_is_told_when_its_end_is_asked_for() -> None:
         seen.append(ctx.cancelled)
 
     clock, reports = SystemClock(), Reports(1)
-    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases(), lambda *_: None)
+    pool = ThreadPool(registry(work), clock, ids(), 1, reports, no_databases(), lambda *_: None, lambda *_: None)
     pool.lease(clock.monotonic() + 60)
     pool.start(attempt(id="meant", fence=2))
     assert begun.wait(20)

@@ -12,10 +12,13 @@ import sqlalchemy as sa
 from millstream.testing.outside import SimDatabase
 from millstream.testing.world import Faults, SimChance, SimClock, SimIds, World
 from millstream_schema.durable import outcomes as o
+from millstream_schema.durable.effects import IntentId, IntentRow, IntentState, KnownCall
 from millstream_schema.durable.progress import Told, progress_of
 from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.states import Cause, Effects, TaskState
-from millstream_schema.store import settling, tasks
+from millstream_schema.errors import StoreUnavailable
+from millstream_schema.store import intents, settling, tasks
+from millstream_schema.store.intents import Attempt
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.settling import Answer
 from millstream_tasks.durable.host import HostSettings, TaskHost
@@ -97,6 +100,10 @@ class Rig:
         settled = sum(self.host.answers.values())
         self.host.ended(key, row.fence, outcome or o.Succeeded("[1]"), (), 0.01)
         self.go(lambda: sum(self.host.answers.values()) > settled)
+
+    def intent(self) -> IntentRow:
+        (row,) = self.db.read(lambda tx: intents.of_root(tx, "k"))
+        return row
 
     def progress(self) -> dict[str, float]:
         return self.db.read(lambda tx: {r["task"]: r["done"] for r in tx.rows(tx.t.progress.select())})
@@ -259,3 +266,53 @@ def test_an_end_the_database_refuses_holds_up_no_other_and_fails_its_own_task() 
     rig.go(lambda: bool(rig.pool.running))
     rig.end("next")
     assert rig.states()["next"] is T.SUCCEEDED
+
+
+class Gone:
+    """A database that takes nothing."""
+
+    def before_commit(self) -> None:
+        raise StoreUnavailable("injected")
+
+    def after_commit(self) -> None:
+        """Nothing was."""
+
+
+@pytest.mark.parametrize("how", ["killed with the lease", "crashed", "gave up"])
+def test_what_a_call_came_to_outlasts_its_process_and_an_outage_of_two_leases(how: str) -> None:
+    """Its process knew it and could not write it: its worker does, before the attempt's end or loss is judged, and no person is asked."""
+    rig = Rig()
+    policy = Policy(attempts=5, delay_ms=0, max_delay_ms=0, intents_only=True)
+    rig.submit("k", effects=Effects.EXTERNAL, policy=policy)
+    rig.go(lambda: bool(rig.pool.running))
+    (row,), charge = rig.pool.running, IntentId("k", "charge")
+    rig.db.run(lambda tx: intents.open_intent(tx, Attempt(row.id, row.fence, row.token), charge, "o"))
+    rig.host.known(row.id, row.fence, charge, KnownCall("o", True, "[5]", "", "me"))
+    rig.host.step()
+    assert rig.intent().open, "it is its attempt's to write, while that runs"
+    rig.db.faults = Gone()
+    if how == "crashed":
+        rig.host.ended(row.id, row.fence, o.Crashed("exit code -9"))
+    if how == "gave up":
+        rig.host.ended(row.id, row.fence, o.InDoubt("what became of it could not be written down"))
+    session, away = rig.host.session, rig.world.now + 25.0
+    rig.go(lambda: rig.world.now >= away)
+    assert rig.pool.killed == (["k"] if how == "killed with the lease" else [])
+    rig.db.faults = None
+    rig.go(lambda: not rig.intent().open)
+    assert (rig.intent().state, rig.intent().result) == (IntentState.DONE, "[5]")
+    rig.pool.running.clear()
+    if how == "killed with the lease":
+        assert rig.db.run(lambda tx: settling.expire_session(tx, session, 0))
+        rig.db.run(lambda tx: settling.take_back(tx, session, lambda: 0.5, 10))
+    rig.go(lambda: bool(rig.pool.running))
+    assert rig.pool.running[0].open_intents == 0 and rig.host.holding == 1
+
+
+def test_what_an_attempt_has_written_itself_is_not_written_again() -> None:
+    """Nothing is kept of it."""
+    rig = Rig()
+    rig.host.known("k", 1, IntentId("k", "charge"), KnownCall("o", True, "[5]", "", "me"))
+    assert rig.host.holding == 1
+    rig.host.known("k", 1, IntentId("k", "charge"), None)
+    assert rig.host.holding == 0
