@@ -101,7 +101,7 @@ class Program:
 
 @dataclass
 class CeleryCluster:
-    """``celery -A application worker`` × ``workers`` and ``beat`` over one installation. Times are in seconds.
+    """``celery -A application worker`` × ``workers`` and each of ``beats`` over one installation. Times are in seconds.
 
     ``home``: logs, checkpoints and beat's schedule. ``broker``: Celery's; ``transport``: the channels' (the broker by default). ``application``: what ``-A`` gets; ``pipelines``:
     ``module:attribute``. ``supervise``: what dies is started again after half a second.
@@ -115,6 +115,7 @@ class CeleryCluster:
     transport: str = ""
     checkpoints: str = ""
     workers: int = 2
+    beats: tuple[str, ...] = ("beat",)
     lease_ms: int = 2500
     slots: int = 8
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -134,7 +135,8 @@ class CeleryCluster:
         self.programs = {
             f"w{i}": self._program(f"w{i}", [*celery, "worker", "-n", f"w{i}@{self.prefix}", *quiet]) for i in range(self.workers)
         }
-        self.programs["beat"] = self._program("beat", [*celery, "beat", "-s", str(self.home / "beat.db"), "-l", "WARNING"])
+        for name in self.beats:
+            self.programs[name] = self._program(name, [*celery, "beat", "-s", str(self.home / f"{name}.db"), "-l", "INFO"])
         self._closing = threading.Event()
         self._lock = threading.RLock()
         self.database = Database(self.database_url, SystemClock(), prefix=self.installation.table_prefix)
@@ -205,6 +207,15 @@ class CeleryCluster:
                     program.ended_at = program.ended_at or time.monotonic()
                     if time.monotonic() >= program.ended_at + RESTART_PAUSE:
                         self._spawn(program)
+
+    def off(self, name: str) -> None:
+        """SIGKILL to one program; it stays off."""
+        with self._lock:
+            program = self.programs[name]
+            program.down = True
+            assert program.process is not None
+            program.process.kill()
+        program.process.wait(10)
 
     def shut_down(self, name: str, timeout: float = 30.0) -> int:
         """Warm shutdown (SIGTERM), as a deployment does it; the exit code. It stays off."""
@@ -283,7 +294,7 @@ class CeleryCluster:
 
     @property
     def worker_names(self) -> list[str]:
-        return [n for n in self.programs if n != "beat"]
+        return [n for n in self.programs if n not in self.beats]
 
     def running_workers(self) -> list[str]:
         """Workers that have subtasks at work now."""
