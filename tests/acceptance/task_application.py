@@ -1,6 +1,7 @@
 """The Celery application and durable handlers of the chaos tests. Where things are comes from the environment.
 
-Files of one directory are the outside: nothing undoes a line in them. ``outside.txt``, ``calls.txt``: what was done, ``asked.txt``: what reconcile hooks have answered.
+Files of one directory are the outside: nothing undoes a line in them. ``outside.txt``, ``calls.txt``: what was done, ``back.txt``: which calls came back, ``asked.txt``:
+what reconcile hooks have answered.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _called(number: int, stand: str) -> Callable[[str], int]:
         _append("calls.txt", key)
         _stood(number, stand == "after")
         time.sleep(0.02)
+        _append("back.txt", key)
         return number
 
     return call

@@ -78,7 +78,7 @@ class Load:
         self.total = count + len(EXTERNAL) * len(range(0, count, EXTERNAL_EVERY))
         self.tasks = Tasks(cluster.installation, handlers)
         self.accepted = 0
-        for name in ("outside", "calls", "asked"):
+        for name in ("outside", "calls", "back", "asked"):
             (cluster.home / f"{name}.txt").touch()
         with engine_of(cluster.database_url) as engine, engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE written (number BIGINT NOT NULL, fence BIGINT NOT NULL)")
@@ -174,12 +174,12 @@ class Load:
         t = self.tasks.database.tables.task
         return list(self.tasks.database.read(lambda tx: tx.rows(sa.select(t).where(t.c.handler.in_(names)))))
 
-    def _lines(self, name: str) -> Counter[str]:
+    def lines(self, name: str) -> Counter[str]:
         return Counter((self.cluster.home / f"{name}.txt").read_text().splitlines())
 
     def _check_outside(self) -> int:
         """``external`` without ``ctx.external``: never repeated, whatever became of it; how many are in review."""
-        lines, found = self._lines("outside"), self._of("outside")
+        lines, found = self.lines("outside"), self._of("outside")
         assert not [n for n, times in lines.items() if times > 1], "an external effect happened twice"
         assert all(r["state"] in ("SUCCEEDED", "UNKNOWN") and r["starts"] == 1 for r in found), "an external task was repeated or given up"
         assert {r["key"] for r in found if r["state"] == "SUCCEEDED"} <= set(lines) <= {r["key"] for r in found}, (
@@ -187,13 +187,13 @@ class Load:
         )
         return sum(1 for r in found if r["state"] == "UNKNOWN")
 
-    def _intents(self) -> dict[str, Any]:
+    def intents(self) -> dict[str, Any]:
         i = self.tasks.database.tables.intent
         return {r["root"]: r for r in self.tasks.database.read(lambda tx: tx.rows(sa.select(i)))}
 
     def _check_calls(self) -> int:
         """``ctx.external``: a task is in review exactly when its call is in doubt and nobody can be asked; how many are."""
-        made, asked, intents = self._lines("calls"), self._lines("asked"), self._intents()
+        made, asked, intents = self.lines("calls"), self.lines("asked"), self.intents()
         for row in self._of("charge", "ask"):
             intent = intents[row["root"]]
             key = intent["idempotency_key"]
@@ -207,7 +207,7 @@ class Load:
 
     def _decide(self) -> None:
         """As a person does who looks outside."""
-        made, intents = self._lines("calls"), self._intents()
+        made, intents = self.lines("calls"), self.intents()
         for row in self._of("charge"):
             if row["state"] == "UNKNOWN":
                 task = self.tasks.get(row["id"])
@@ -217,8 +217,8 @@ class Load:
                     self.tasks.review_retry(task, reason="the outside does not know it")
                     self.total += 1
         self.finished(timeout=60)
-        made, asked = self._lines("calls"), self._lines("asked")
-        for root, intent in self._intents().items():
+        made, asked = self.lines("calls"), self.lines("asked")
+        for root, intent in self.intents().items():
             key = intent["idempotency_key"]
             assert intent["state"] == "DONE" and 1 <= made[key] <= 1 + asked[f"{key} not-done"], (root, dict(intent), made[key])
         assert sum(made.values()) <= len(intents) + sum(n for line, n in asked.items() if line.endswith("not-done"))
@@ -274,7 +274,7 @@ def _database_away(load: Load, servers: Servers) -> None:
     calls = load.standing(("charge", "after"), ("ask", "after"))
     for number in calls:
         load.stands(number)
-    servers["database"].stop()
+    servers["database"].kill()  # at once: the lease goes on
     for number in calls:
         load.go_on(number)
     time.sleep(load.cluster.lease_ms / 1000 * 2.2)
@@ -298,10 +298,11 @@ FAULTS: dict[str, Callable[[Load, Servers, random.Random], None]] = {
 
 
 def charged(load: Load) -> dict[str, str]:
-    """Tasks that a crash is counted of, or that are in review, with what is told of them. A loss is no crash: what was cut off runs again."""
+    """Tasks that a crash is counted of, or that are in review, with what is told of them. A loss is no crash: what was cut off runs again; killed in its call, it is in doubt."""
     t, a = load.tasks.database.tables.task, load.tasks.database.tables.attempt
     some = sa.select(t).where(sa.or_(t.c.crashes > 0, t.c.state == "UNKNOWN"))
     found, ended = load.tasks.database.read(lambda tx: (tx.rows(some), tx.rows(sa.select(a).order_by(a.c.task, a.c.fence))))
+    back, intents = load.lines("back"), load.intents()
     told: dict[str, list[str]] = {}
     for r in ended:
         told.setdefault(r["task"], []).append(f"{r['fence']} {r['outcome']} {r['detail'][:300]} {r['started_us']}-{r['ended_us']}")
@@ -309,6 +310,7 @@ def charged(load: Load) -> dict[str, str]:
         r["id"]: f"{r['handler']} {r['key']}: {r['crashes']} crashes{', in review' * (r['state'] == 'UNKNOWN')}; "
         + "; ".join(told.get(r["id"], []))
         for r in found
+        if r["crashes"] or r["handler"] != "charge" or back[intents[r["root"]]["idempotency_key"]]
     }
 
 

@@ -459,11 +459,11 @@ class TaskHost:
                     self._unsettled.append(Settlement(task=task, fence=fence, token=token, outcome=outcome, submits=submits))
                 continue
             del self._held[task]
-            self._begun_at = now  # its slot is free for the next one
             self._fairness.ended(held.row.lane)
             if held.row.permit:
                 self._floors.forget()  # the next one for its permit has waited for long
             if held.began:
+                self._begun_at = now  # its slot is free for the next one
                 self._typical += (seconds - self._typical) * TYPICAL_PART
             if isinstance(outcome, Committed):
                 self.answers[Answer.APPLIED] += 1

@@ -18,6 +18,7 @@ from millstream_schema.durable.records import NewTask, Policy, TaskRow
 from millstream_schema.durable.states import Cause, Effects, TaskState
 from millstream_schema.errors import StoreUnavailable
 from millstream_schema.store import intents, settling, tasks
+from millstream_schema.store.database import Transaction
 from millstream_schema.store.intents import Attempt
 from millstream_schema.store.migrate import create_schema
 from millstream_schema.store.settling import Answer
@@ -80,11 +81,17 @@ class Rig:
         self.host = TaskHost(self.db, self.pool, clock, SimIds(self.world), SimChance(self.world), settings)
 
     def submit(self, key: str, **changes: object) -> None:
+        self.db.run(lambda tx: self.put(tx, key, **changes))
+
+    def put(self, tx: Transaction, key: str, **changes: object) -> None:
         base = NewTask(
             id=key, namespace="default", handler="work", key=key, digest="1:", queue="default", args="[]", effects=Effects.IDEMPOTENT,
             policy=Policy(attempts=5, delay_ms=0, max_delay_ms=0),
         )  # fmt: skip
-        self.db.run(lambda tx: tasks.submit(tx, msgspec.structs.replace(base, **changes)))
+        tasks.submit(tx, msgspec.structs.replace(base, **changes))
+
+    def fences(self) -> dict[str, int]:
+        return self.db.read(lambda tx: {r["key"]: int(r["fence"]) for r in tx.rows(tx.t.task.select())})
 
     def go(self, until: Callable[[], bool], seconds: float = 30.0) -> None:
         """Step as the host asks, until this holds."""
@@ -178,6 +185,32 @@ def test_a_worker_whose_slots_are_taken_for_long_leaves_the_rest_to_others() -> 
     rig.end("a")
     rig.go(lambda: any(t.id == "c" for t in rig.pool.running))
     assert rig.world.now - began < 0.1
+
+
+def test_what_was_given_back_because_the_slots_are_taken_is_left_to_others() -> None:
+    """That it goes back is no slot that has become free: taken again at once, for as long as the slots are taken, no other worker would ever get it."""
+    rig = Rig(slots=2, prefetch=50)
+    for i in range(80):
+        rig.submit(f"short-{i}")
+        rig.go(lambda: bool(rig.pool.running))
+        rig.end(f"short-{i}")
+
+    def together(tx: Transaction) -> None:
+        for key in "abcdef":
+            rig.put(tx, key)
+
+    rig.db.run(together)
+    rig.go(lambda: rig.host.holding == 6)
+    rig.go(lambda: rig.host.holding == 2)
+    assert [t.id for t in rig.pool.running] == ["a", "b"]
+    fences = rig.fences()
+    for _ in range(30):
+        end = rig.world.now + 0.1
+        rig.go(lambda end=end: rig.world.now > end)  # type: ignore[misc]
+        rig.host.wake()
+    assert rig.fences() == fences and {rig.states()[k] for k in "cdef"} == {T.READY}
+    rig.end("a")
+    rig.go(lambda: any(t.id == "c" for t in rig.pool.running))
 
 
 def test_a_drain_gives_back_what_has_not_begun_and_waits_for_the_rest() -> None:
