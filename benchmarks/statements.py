@@ -39,6 +39,15 @@ class Instant:
     def free(self) -> int:
         return PROCESSES - len(self._begun)
 
+    def ahead(self) -> int:
+        return 0
+
+    def waiting(self) -> int:
+        return 0
+
+    def give_back(self) -> None:
+        """Nothing waits."""
+
     def start(self, task: TaskRow) -> None:
         self._begun.append(task)
 
