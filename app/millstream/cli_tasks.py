@@ -23,6 +23,7 @@ from . import formatting
 from .cli_filters import filtered
 from .cli_jobs import JsonFlag
 from .task_search import Page
+from .tasks import Tasks
 
 tasks_app = typer.Typer(no_args_is_help=True, help="Find durable tasks, explain them, do them again, cancel them, forget them.")
 reviews_app = typer.Typer(no_args_is_help=True, help="Tasks whose outcome nobody knows, and the decisions on them.")
@@ -111,14 +112,30 @@ def _show(page: Page) -> None:
 def show(ctx: typer.Context, task: TaskId, as_json: JsonFlag = False) -> None:
     """All that is known of a task, with its attempts and its calls by ctx.external."""
     with ctx.obj.tasks() as tasks:
-        row, attempts, why, progress, notes, calls = (
-            tasks.get(task),
-            tasks.attempts(task),
-            tasks.why(task),
-            tasks.progress(task),
-            tasks.notes(task),
-            tasks.intents(task),
-        )
+        _show_one(tasks, task, as_json)
+
+
+@tasks_app.command("of-key")
+def of_key(
+    ctx: typer.Context,
+    handler: Annotated[str, typer.Argument(help="Name of its handler.")],
+    key: Annotated[str, typer.Argument(help="The key it was submitted under; of a Celery message, its id.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """All that is known of the task that was accepted under a key."""
+    with ctx.obj.tasks() as tasks:
+        _show_one(tasks, tasks.of_key(handler, key).id, as_json)
+
+
+def _show_one(tasks: Tasks, task: str, as_json: bool) -> None:
+    row, attempts, why, progress, notes, calls = (
+        tasks.get(task),
+        tasks.attempts(task),
+        tasks.why(task),
+        tasks.progress(task),
+        tasks.notes(task),
+        tasks.intents(task),
+    )
     args, kwargs = decode_arguments(row.args)
     found = {
         **line(row), "why": why, "args": repr(args), "kwargs": repr(kwargs), "result": repr(decode_result(row.result)) if row.result else None,

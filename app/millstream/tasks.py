@@ -311,6 +311,14 @@ class Tasks(OpenedNamespace):
             raise TaskNotFound(f"there is no task {task!r} in namespace {self.namespace!r}")
         return row
 
+    @given.checked(handler=given.text, key=given.text)
+    def of_key(self, handler: str, key: str) -> TaskRow:
+        """The task that was accepted under this key: for a plain Celery message, its id. Raises TaskNotFound."""
+        row = self.database.read(lambda tx: tasks.task_of_key(tx, self.namespace, handler, key))
+        if row is None:
+            raise TaskNotFound(f"there is no task of handler {handler!r} with key {key!r} in namespace {self.namespace!r}")
+        return row
+
     def attempts(self, task: str) -> Sequence[AttemptRow]:
         """Its ended attempts and what was reported too late, oldest first. Raises TaskNotFound."""
         self.get(task)

@@ -61,7 +61,8 @@ RIGHT: Mapping[str, dict[str, str]] = {
     "deliveries nack": {"event": "nobody", "lease": "l"}, "schedules publish": {"name": "n", "handler": "work", "cron": "0 0 * * *", "args": "[1]"},
     "schedules backfill": {"start": "2020-01-01T00:00:00+00:00", "end": "2020-01-02T00:00:00+00:00"}, "schedules preview": {"cron": "0 0 * * *"},
     "schedules import": {"celery": "os:path"}, "subscriptions create": {"name": "n", "publish_to": "q"},
-    "tasks submit": {"handler": "work", "args": "[1]"}, "tasks purge": {"older_than": "30d", "dry_run": "--dry-run"}, "tasks cancel": {"dry_run": "--dry-run"},
+    "tasks submit": {"handler": "work", "args": "[1]"}, "tasks of-key": {"handler": "work", "key": "k"},
+    "tasks purge": {"older_than": "30d", "dry_run": "--dry-run"}, "tasks cancel": {"dry_run": "--dry-run"},
     "tasks retry": {"dry_run": "--dry-run"}, "reviews compensate": {"handler": "work", "args": "[1]"},
 }  # fmt: skip
 """Of each command what it needs, or what makes its wrong values the only thing that is wrong. ``name``, ``task``: of what there is."""

@@ -129,6 +129,7 @@ def test_show_tells_all_of_a_task(program: Program) -> None:
     assert failed in text and "attempt" in text and "no such account" in text
     assert "attempt 1: 3 of 4 done (rows)" in text and 'attempt 1: the last one {"account":7}' in text
     assert (found["progress"][0]["done"], found["notes"][0]["fields"]) == (3.0, {"account": 7})
+    assert program.data("tasks", "of-key", found["handler"], found["key"]) == found
 
 
 def test_why_is_one_line(program: Program) -> None:

@@ -165,6 +165,11 @@ def read_task(tx: Transaction, task: str) -> TaskRow | None:
     return None if row is None else to(TaskRow, row)
 
 
+def task_of_key(tx: Transaction, namespace: str, handler: str, key: str) -> TaskRow | None:
+    row = tx.row(_BY_KEY, namespace=namespace, handler=handler, key=key)
+    return None if row is None else read_task(tx, row["id"])
+
+
 def lock_task(tx: Transaction, task: str) -> TaskRow | None:
     """Lock its row: every decision about one task begins so. Several at once: in the order of their ids."""
     row = tx.row(_LOCKED, id=task)

@@ -102,6 +102,7 @@ TASKS = {
     "list": Case({}, {"state": [5, "nobody", [], {}], "handler": TEXT, "queue": TEXT, "business_key": TEXT, "limit": LIMIT}),
     "find": Case({}, {"where": FILTER, "limit": [*LIMIT, 1001], "cursor": TOKEN}),
     "get": Case({}, {"task": ID}),
+    "of_key": Case({"handler": "work", "key": "k"}, {"handler": ID, "key": ID}),
     "attempts": Case({}, {"task": ID}),
     "progress": Case({}, {"task": ID}),
     "notes": Case({}, {"task": ID}),
