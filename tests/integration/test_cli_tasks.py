@@ -18,6 +18,7 @@ from millstream.installation import Installation
 from millstream.task_worker import TaskWorker
 from millstream.tasks import Tasks
 from millstream_schema.errors import TaskFailed
+from millstream_schema.store import catalogue
 from millstream_tasks.durable.context import TaskContext
 from millstream_tasks.durable.verbs import NeedsReview
 
@@ -86,6 +87,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
         try:
             with TaskWorker(installation, handlers) as worker:
                 try:
+                    known = worker.tasks.database
+                    while not known.read(lambda tx: catalogue.names(tx, 1)):  # the program submits by what workers have told
+                        begun.wait(0.01)
                     yield Program(tmp_path, worker.tasks, begun, gate)
                 finally:
                     gate.set()

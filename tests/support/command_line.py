@@ -39,7 +39,7 @@ class CommandLine:
     def done(self, *arguments: str) -> str:
         """Stdout of a command that must succeed, on one line."""
         code, out, err = self(*arguments)
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, ""), (code, out, err)
         return " ".join(out.split())
 
     def data(self, *arguments: str) -> Any:
