@@ -13,7 +13,7 @@ import sys
 from .environments import PEERS, STORED, run_peer
 from .measurement import ROOT, Result, show, table
 
-CASES = ("wordcount", "windows", "epochs", "exchange", "latency", "recovery", "tasks", "claims", "statements", "soak")
+CASES = ("wordcount", "windows", "epochs", "exchange", "latency", "recovery", "tasks", "embedded_tasks", "claims", "statements", "soak")
 DEFAULT = CASES[:-1]
 
 
