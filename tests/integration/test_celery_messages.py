@@ -74,6 +74,7 @@ def imported(made: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("project")
 
 
+@pytest.mark.parametrize("project", [CASES[0], CASES[2]], indirect=True)
 def test_who_waits_is_told_of_the_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks are minutes apart here: without a word from the worker neither wait would end in time."""
     module = imported(project, monkeypatch)
