@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -42,6 +43,13 @@ AT_ONCE = 1 << 16
 """Bytes read at a time."""
 
 
+def end(code: int) -> NoReturn:
+    """This process at once, and what handlers have started in its group: nothing of theirs outlives the lease."""
+    if os.getpgrp() == os.getpid():  # a group of its own, as the pool starts it
+        os.killpg(0, signal.SIGKILL)
+    os._exit(code)
+
+
 class Pipe:
     """The child's end."""
 
@@ -55,7 +63,7 @@ class Pipe:
             with self._lock:
                 self._sock.sendall(data)
         except OSError:
-            os._exit(EXIT_LOST_WORKER)
+            end(EXIT_LOST_WORKER)
 
     def receive(self) -> bytes | None:
         """The first frame."""
@@ -111,9 +119,9 @@ class Control:
     def busy(self, run: Run, telling: Telling) -> None:
         self._busy, self._telling = True, telling
 
-    def idle(self, run: Run) -> None:
+    def idle(self) -> None:
         self._busy, self._telling = False, None
-        self._told.discard((run.task.id, run.task.fence))
+        self._told.clear()  # also what was told of it too late: nothing is told of another one before that has leave to begin
 
     def _listen(self) -> None:
         for data in self._pipe.frames():
@@ -124,19 +132,19 @@ class Control:
                     self._told.add((task, fence))
                 case Until(deadline=deadline):
                     self._deadline = deadline
-        os._exit(EXIT_LOST_WORKER)
+        end(EXIT_LOST_WORKER)
 
     def _beating(self) -> None:
         """Beats while a handler runs; the lease is judged here, too."""
         pause = threading.Event()  # never set: whoever waited for a handler to begin would contend with it for the interpreter
         while not pause.wait(self._beat):
+            if self._busy and self.over:
+                end(EXIT_LEASE)  # before anything is sent: a worker that stands still does not read
             if self._busy:
                 self._pipe.send(Beat())
                 telling = self._telling
                 if telling is not None:
                     telling.flush()
-            if self._busy and self.over:
-                os._exit(EXIT_LEASE)
 
 
 def said(ended: Ended | None) -> tuple[Ended, ...]:
@@ -199,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         if control.over:
             pipe.send(*said(ended))
-            os._exit(EXIT_LEASE)
+            end(EXIT_LEASE)
         task = run.task
         telling = Telling(clock, lambda told, t=task: pipe.send(Said(t.id, t.fence, told)))  # type: ignore[misc]
         control.busy(run, telling)
@@ -217,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
             known=lambda i, c, t=task: pipe.send(Known(t.id, t.fence, i, c)),  # type: ignore[misc]
         )
         outcome, submits = execute(task, registry, around)
-        control.idle(run)
+        control.idle()
         ended = Ended(task.id, task.fence, outcome, submits, clock.monotonic() - began)
 
 

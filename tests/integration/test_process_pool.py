@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +25,25 @@ from millstream_tasks.durable.processes import ProcessPool
 
 pytestmark = pytest.mark.processes
 HANDLERS = """
-import os, signal, time
+import fcntl, os, signal, time
 from millstream import Handlers
 handlers = Handlers()
+
+@handlers.task(name="leaves", effects="idempotent")
+def leaves(lock: str, own_session: bool, stays: bool = False) -> None:
+    # It dies, and what it has forked lives on with all it has inherited.
+    read, write = os.pipe()
+    if not os.fork():
+        if own_session:
+            os.setsid()
+        held = os.open(lock, os.O_RDWR)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.write(held, str(os.getpid()).encode())
+        os.write(write, b"!")
+        time.sleep(600)
+    os.read(read, 1)
+    time.sleep(600 * stays)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 @handlers.task(name="work", effects="idempotent")
 def work(seconds: float, end: str = "") -> str:
@@ -36,16 +55,16 @@ def work(seconds: float, end: str = "") -> str:
 
 
 class Rig:
-    """One process, and what the pool says of attempts."""
+    """One process or several, and what the pool says of attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 1) -> None:
         boot = TaskBoot("pool_tasks:handlers", "", 100, "sqlite://", "millstream_", 3000)
         self.said: list[tuple[str, Any]] = []
         self.back: list[str] = []
         self.pool = ProcessPool(
-            boot, SystemClock(), 1, self._report, lambda task, fence: self.back.append(task), lambda *_: None, lambda *_: None
+            boot, SystemClock(), size, self._report, lambda task, fence: self.back.append(task), lambda *_: None, lambda *_: None
         )
-        self.until(lambda: self.pool.free() == 1)
+        self.until(lambda: self.pool.free() == size)
 
     def _report(self, task: str, fence: int, outcome: Reported, submits: tuple[NewTask, ...], seconds: float) -> None:
         self.said.append((task, type(outcome)))
@@ -56,7 +75,10 @@ class Rig:
         return child
 
     def start(self, task: str, *args: Any) -> None:
-        self.pool.start(task_row(id=task, handler="work", args=encode_arguments(args, {}), fence=1))
+        self.submit("work", task, *args)
+
+    def submit(self, handler: str, task: str, *args: Any) -> None:
+        self.pool.start(task_row(id=task, handler=handler, args=encode_arguments(args, {}), fence=1))
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         end = time.monotonic() + seconds
@@ -69,11 +91,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Rig]:
     (tmp_path / "pool_tasks.py").write_text(HANDLERS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delitem(sys.modules, "pool_tasks", raising=False)
-    made = Rig()
+    made = Rig(getattr(request, "param", 1))
     yield made
     made.pool.close()
 
@@ -114,6 +136,99 @@ def test_a_death_is_charged_to_what_ran(rig: Rig) -> None:
     rig.start("c", 0.0)
     rig.until(lambda: bool(rig.said))
     assert rig.said == [("dies", Crashed)] and rig.back == ["c", "b"]
+
+
+def test_what_was_about_to_begin_when_its_process_died_comes_back(rig: Rig) -> None:
+    """It had leave to begin, and its process did not come to say so, nor that the one before it was over."""
+    rig.start("a", 20.0)
+    rig.began()
+    rig.start("b", 0.0)
+    os.read(rig.child._leave.reading, 4)  # as its process does before it begins b
+    rig.child.popen.send_signal(signal.SIGKILL)
+    rig.until(lambda: bool(rig.said))
+    assert rig.said == [("a", Crashed)] and rig.back == ["b"]
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+def test_a_death_is_seen_though_what_the_handler_left_behind_holds_the_pipe(rig: Rig, tmp_path: Path, own_session: bool) -> None:
+    """What is in the process's group goes with it; what has a session of its own is its own affair."""
+    lock = tmp_path / "held"
+    lock.touch()
+    rig.submit("leaves", "a", str(lock), own_session)
+    died = rig.child
+    try:
+        rig.until(lambda: bool(rig.said))
+        assert rig.said == [("a", Crashed)]
+        rig.until(lambda: rig.pool.free() == 1)
+        assert rig.child is not died
+        with lock.open("r+") as held:
+            if own_session:
+                with pytest.raises(BlockingIOError):
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                fcntl.flock(held, fcntl.LOCK_EX)  # free as soon as its holder is gone
+    finally:
+        if own_session or not rig.said:
+            os.kill(int(lock.read_text()), signal.SIGKILL)
+
+
+def test_what_a_handler_has_started_ends_when_the_worker_is_gone(rig: Rig, tmp_path: Path) -> None:
+    """Its process is alone then, and takes it along."""
+    lock = tmp_path / "held"
+    lock.touch()
+    rig.submit("leaves", "a", str(lock), False, True)
+    rig.until(lambda: bool(lock.read_text()))
+    rig.child.sock.close()
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # free as soon as its holder is gone
+    assert rig.said == []
+
+
+@pytest.mark.parametrize("rig", [2], indirect=True)
+def test_what_is_handed_over_ahead_goes_behind_a_short_one(rig: Rig) -> None:
+    """Not behind one that lasts, where it would be taken back at once."""
+    rig.start("long", 20.0)
+    lasting, other = rig.pool._children if rig.pool._children[0].line else rig.pool._children[::-1]
+    rig.until(lambda: lasting.line[0].began > 0)
+    lasting.line[0].began -= 3600
+    rig.start("short", 0.0)
+    other.line[0].at += 3600
+    rig.start("b", 0.0)
+    assert [[h.task.id for h in child.line] for child in (lasting, other)] == [["long"], ["short", "b"]]
+
+
+def test_what_is_handed_over_is_no_sign_of_life(rig: Rig) -> None:
+    """Silence counts from when the process was heard last, or got something to do."""
+    rig.start("a", 20.0)
+    rig.began()
+    heard = rig.child.seen
+    rig.start("b", 0.0)
+    assert rig.child.seen == heard
+
+
+def test_a_process_that_is_being_killed_gets_nothing_more(rig: Rig) -> None:
+    """However short what it ran has been."""
+    rig.start("a", 20.0)
+    rig.began()
+    rig.child.line[0].began += 3600
+    assert rig.pool.ahead() > 0
+    rig.pool.kill("a", 1)
+    assert (rig.pool.free(), rig.pool.ahead()) == (0, 0)
+
+
+def test_a_machine_that_starts_no_process_keeps_those_it_has(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool goes on, and starts what is missing as soon as it can."""
+    rig.pool._size = 2
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", _refused)
+        rig.start("a", 0.0)
+        rig.until(lambda: bool(rig.said))
+    assert rig.said == [("a", Succeeded)]
+    rig.until(lambda: rig.pool.free() == 2)
+
+
+def _refused(*_: Any, **__: Any) -> None:
+    raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
 def test_a_process_that_stands_still_gets_nothing_more_until_it_is_heard(rig: Rig) -> None:

@@ -5,6 +5,8 @@ Used by the process pool, from its thread alone. What must never happen here: a 
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,8 @@ from .leave import Granter
 
 AT_ONCE = 1 << 16
 """Bytes read at a time."""
+LOOKED_AGAIN, REAPED_AGAIN = 1.0, 0.02
+"""Seconds between looks at whether a process has ended, and at one that was killed."""
 
 
 class Handed(msgspec.Struct):
@@ -41,8 +45,8 @@ class Child:
     """``line``: what it runs, and what it was handed behind that, in order. ``silent``: it let something be taken back that it should have begun, and has not been heard since."""
 
     def __init__(self, boot: TaskBoot, now: float) -> None:
-        ours, theirs = socket.socketpair()
         self._leave = Granter()
+        ours, theirs = socket.socketpair()
         try:
             command = [
                 sys.executable,
@@ -67,9 +71,11 @@ class Child:
         self.silent = False
         self.gone = False
         """Its pipe is closed; it may still have to be waited for."""
+        self.killed = False
         self.awaited = False
         """Whether somebody waits for its pipe to take more."""
         self.seen = now
+        self._look_at = now
         self.line: deque[Handed] = deque()
         self._unpacked = Unpacked()
         self._unsent = b""
@@ -83,7 +89,7 @@ class Child:
     @property
     def free(self) -> bool:
         """Whether an attempt would begin at once."""
-        return self.ready and not self.gone and not self.line and not self.silent
+        return self.ready and not (self.line or self.silent or self.gone or self.killed)
 
     @property
     def writing(self) -> bool:
@@ -92,9 +98,7 @@ class Child:
 
     def hand(self, task: TaskRow, policy: Policy, now: float) -> None:
         if not self.line:
-            self.awaited = False
-        """Whether somebody waits for its pipe to take more."""
-        self.seen = now
+            self.seen = now
         self.line.append(Handed(task, policy, now))
         self.send(Run(task, self._leave.grant()))
 
@@ -134,23 +138,35 @@ class Child:
             except OSError:
                 data = b""
             if not data:
-                self._leave_it()
+                self.leave()
                 return
             try:
                 for frame in self._unpacked.feed(data):
                     yield decode_from_child(frame)
             except (OSError, msgspec.MsgspecError):
-                self._leave_it()
+                self.leave()
             if len(data) < AT_ONCE:
                 return
 
-    def _leave_it(self) -> None:
+    def ended(self, now: float) -> bool:
+        """Whether it has ended, looked at now and then: what its handlers have started and left behind may hold its pipe open. What it has said is there to be heard by now."""
+        if self.gone or now < self._look_at:
+            return False
+        self._look_at = now + (REAPED_AGAIN if self.killed else LOOKED_AGAIN)
+        return self.popen.poll() is not None
+
+    def leave(self) -> None:
+        """Whatever it still does, and what it has started, has no one to tell."""
         self.gone = True
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL ends a stopped process, too."""
-        self.popen.kill()
+        """SIGKILL, which ends a stopped process, too; with whatever is in its group: what a handler has started must not outlive the lease either."""
+        self.killed, self._look_at = True, 0.0
+        try:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # nothing is left of it; the second where only its own entry is
+            return
 
     @property
     def closed(self) -> bool:

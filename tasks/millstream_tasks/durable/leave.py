@@ -56,9 +56,12 @@ class Taker:
         """Whether the attempt that came with this number may begin. If so it has begun, for all the other side can tell."""
         if self._in_hand is None:
             try:
-                (self._in_hand,) = _NUMBER.unpack(os.read(self._reading, _NUMBER.size))
+                read = os.read(self._reading, _NUMBER.size)
             except BlockingIOError:
                 return False
+            if not read:
+                return False  # the other side is gone
+            (self._in_hand,) = _NUMBER.unpack(read)
         if self._in_hand != number:
             return False  # leave for a later one
         self._in_hand = None

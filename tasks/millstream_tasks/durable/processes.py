@@ -19,7 +19,7 @@ from millstream_schema.durable.records import Policy, TaskRow
 from millstream_schema.durable.states import Cause
 from millstream_schema.ports import Clock
 
-from .child import Child, Handed
+from .child import REAPED_AGAIN, Child, Handed
 from .frames import Beat, Began, EndAsked, Ended, FromChild, Known, Ready, Said, Settled, TaskBoot, Until
 from .kept_calls import Know
 from .pool import Back, Report
@@ -36,8 +36,6 @@ SILENT_SECONDS = 30.0
 """How long a process may leave unanswered that something was taken back which it should have begun."""
 REAPED_SECONDS = 2.0
 """How long a killed process is waited for at the end."""
-REAPED_AGAIN = 0.02
-"""Seconds between looks at a killed process that is still there."""
 
 
 class ProcessPool:
@@ -97,7 +95,7 @@ class ProcessPool:
 
     def start(self, task: TaskRow) -> None:
         free = next((c for c in self._children if c.free), None)
-        child = free or min((c for c in self._children if c.line and not c.gone), key=lambda c: len(c.line))
+        child = free or min((c for c in self._children if c.line and not c.gone), key=lambda c: (not self._takes_more(c), len(c.line)))
         child.hand(task, msgspec.json.decode(task.policy, type=Policy), self._clock.monotonic())
 
     def cancel(self, task: str, fence: int) -> None:
@@ -133,14 +131,15 @@ class ProcessPool:
         now = self._clock.monotonic()
         for child in list(self._children):
             child.push()
+            ended = child.ended(now)
             for frame in child.heard():
                 self._heard(child, frame, now)
+            if ended and not child.gone:
+                child.leave()
             if child.gone:
                 self._gone(child)
         while not self._closed and len(self._children) < self._size and now >= self._start_at:
-            child = Child(self._boot, now)
-            self._children.append(child)
-            self._selector.register(child.sock, selectors.EVENT_READ)
+            self._start(now)
         waits = [self._judged(c, now) for c in self._children]
         if len(self._children) < self._size:
             waits.append(max(0.0, self._start_at - now))
@@ -163,14 +162,26 @@ class ProcessPool:
 
     # -- the children
 
+    def _start(self, now: float) -> None:
+        """One more. Without it the others go on: a machine that has no process or memory left for now is no reason to lose what they run."""
+        try:
+            child = Child(self._boot, now)
+        except OSError as exc:
+            log.error("a handler process cannot be started", error=str(exc))
+            self._wait_longer()
+            return
+        self._children.append(child)
+        self._selector.register(child.sock, selectors.EVENT_READ)
+
+    def _wait_longer(self) -> None:
+        self._start_at = self._clock.monotonic() + self._pause
+        self._pause = min(self._pause * 2, LAST_PAUSE)
+
     def _takes_more(self, child: Child) -> bool:
         running = child.running
-        return (
-            running is not None
-            and not child.gone
-            and len(child.line) < AHEAD
-            and self._clock.monotonic() - (running.began or running.at) < NOT_SHORT
-        )
+        if running is None or child.gone or child.killed:
+            return False
+        return len(child.line) < AHEAD and self._clock.monotonic() - (running.began or running.at) < NOT_SHORT
 
     def _of(self, task: str, fence: int) -> tuple[Child | None, Handed | None]:
         for child in self._children:
@@ -234,11 +245,13 @@ class ProcessPool:
             self._died(child, code)
 
     def _died(self, child: Child, code: int) -> None:
-        """What it ran, and nothing else, is reported: killed for a reason, or crashed."""
+        """What it ran, and nothing else, is reported: killed for a reason, or crashed. What had leave to begin, and did not come to it, is the host's again."""
+        for handed in list(child.line)[:0:-1]:
+            if not handed.quiet:
+                self._back(handed.task.id, handed.task.fence)
         running = child.running
         if running is None or not running.began:
-            self._start_at = self._clock.monotonic() + self._pause
-            self._pause = min(self._pause * 2, LAST_PAUSE)
+            self._wait_longer()
         if running is None or running.quiet:
             return
         task = running.task
@@ -259,7 +272,7 @@ class ProcessPool:
 
     def _judged(self, child: Child, now: float) -> float:
         """Kill what is over its limit or silent, take back what waits behind something slow; seconds until it is to be judged again."""
-        if child.gone:
+        if child.gone or child.killed:
             return REAPED_AGAIN
         if len(child.line) > 1:
             slow_at = (child.line[0].began or child.line[0].at) + NOT_SHORT
@@ -270,16 +283,15 @@ class ProcessPool:
         if running is None:
             if child.silent and now >= child.seen + SILENT_SECONDS:
                 child.kill()
+                return REAPED_AGAIN
             return 1.0
         silent_at = child.seen + running.policy.heartbeat_ms / 1000
         if running.kill_at and now >= running.kill_at:
             child.kill()
-            running.kill_at = now + 3600.0
-            return 1.0
+            return REAPED_AGAIN
         if now >= silent_at:
             running.why = Cause.LIMIT
             child.kill()
-            child.seen = now + 3600.0
-            return 1.0
+            return REAPED_AGAIN
         limits = [silent_at - now, *([running.kill_at - now] if running.kill_at else [])]
         return max(0.01, min(limits))

@@ -31,6 +31,15 @@ def test_what_was_taken_back_does_not_begin_and_what_comes_after_it_does(granter
     assert granter.take_back() == 0 and not taker.take(later[1])
 
 
+def test_nothing_begins_when_whoever_gives_leave_is_gone() -> None:
+    """Its end of the pipe is closed: that is no number."""
+    granter = Granter()
+    taker = Taker(os.dup(granter.reading))
+    number = granter.grant()
+    granter.close()
+    assert taker.take(number) and not taker.take(number)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_each_attempt_begins_or_is_taken_back_and_never_both(granter: Granter, seed: int) -> None:
     """One side hands over and takes back as it likes, the other one begins what it may, at the same time. The last ones handed over are those that go back."""
