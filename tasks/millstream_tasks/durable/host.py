@@ -31,6 +31,7 @@ from .kept_calls import KeptCalls
 from .pool import Pool
 from .progress import Gathered
 from .shares import Fairness
+from .texts import text_of
 
 log = structlog.get_logger(__name__)
 SETTLED_AT_ONCE = 200
@@ -51,6 +52,8 @@ LATE_KEPT = 1_000
 """Ends of fenced attempts that are still waited for, as evidence."""
 AGAIN = 0.2
 """Seconds after which what the database refused is tried again."""
+ASIDE = 5.0
+"""Seconds after which an end that it refuses in whatever form is tried again."""
 
 
 class HostSettings(msgspec.Struct, frozen=True):
@@ -113,6 +116,7 @@ class TaskHost:
         self._pause = FIRST_PAUSE
         self._more = False
         self._one_by_one = False
+        self._alone = False  # the last claim failed: ends are written without it
         self._typical = PREFETCH_SECONDS
         self._begun_at = 0.0
         self._held: dict[str, _Held] = {}
@@ -121,6 +125,8 @@ class TaskHost:
         self._reports: deque[tuple[str, int, Reported, tuple[NewTask, ...], float]] = deque()
         self._unsettled: list[Settlement] = []
         self._settle_at = 0.0
+        self._aside: list[Settlement] = []
+        self._aside_until = 0.0
         self._claim = ""
         self._claim_token = ""
         self._lanes: dict[str, float] = {}
@@ -180,9 +186,15 @@ class TaskHost:
             self._take_back(now)
             if self._more and self._room() * 2 >= self._settings.slots + self._ahead():
                 self._look_at = 0.0  # the last claim left some behind: take them up in large parts
+            if self._aside and now >= self._aside_until:
+                self._unsettled += self._aside
+                self._aside.clear()
+            if self._alone and self._unsettled:
+                self._settle()
             if now >= self._look_at and not self.draining:
                 self._look(now)
                 self._feed()
+            self._alone = False
             if self._unsettled and now >= self._settle_at:
                 self._settle()
         except CommitUnknown:
@@ -191,12 +203,15 @@ class TaskHost:
             log.warning("the database refused; tried again", error=str(exc))
             self._look_at = max(self._look_at, now + AGAIN)
             self._settle_at = now + AGAIN
+            self._alone = True
             return AGAIN
         upcoming = [self._deadline, self._renew_at, now + pool_wants]
         if not self.draining:
             upcoming.append(self._look_at)
         if self._unsettled:
             upcoming.append(self._settle_at)
+        if self._aside:
+            upcoming.append(self._aside_until)
         return max(0.0, min(upcoming) - self._clock.monotonic())
 
     def drain(self) -> None:
@@ -223,7 +238,7 @@ class TaskHost:
     @property
     def holding(self) -> int:
         """Attempts that are not settled, or have left something to be written."""
-        return len(self._held) + len(self._unsettled) + len(self._calls)
+        return len(self._held) + len(self._unsettled) + len(self._aside) + len(self._calls)
 
     def _runs(self, task: str, fence: int) -> bool:
         held = self._held.get(task)
@@ -281,7 +296,7 @@ class TaskHost:
             self._lost()
             return
         self._valid_from(now)
-        reported = {s.task for s in self._unsettled}
+        reported = {s.task for s in (*self._unsettled, *self._aside)}
         for task, held in list(self._held.items()):
             fence, cancel = flags.get(task, (-1, False))
             if fence != held.row.fence:
@@ -503,16 +518,24 @@ class TaskHost:
         self._one_by_one = False
 
     def _refused(self, batch: list[Settlement], error: StoreError) -> None:
-        """The database refuses what it was given: each end by itself, so that one holds up no other; that one's task has failed, because its result cannot be stored."""
+        """The database refuses what it was given: each end by itself, so that one holds up no other; that one's task has failed, because its result cannot be stored.
+
+        If that is refused, too, it is perhaps nothing about this end: a database that takes no writes for now must not make failures of successes.
+        """
         if not self._one_by_one:
             self._one_by_one = True
             return
         (refused,) = batch
-        if isinstance(refused.outcome, Unfit):
-            log.error("an end cannot be stored at all; its lease will end it", task=refused.task, error=str(error))
-            del self._unsettled[0]
-        else:
-            self._unsettled[0] = msgspec.structs.replace(refused, outcome=Unfit(str(error)), submits=())
+        failed = msgspec.structs.replace(refused, outcome=Unfit(text_of(error)), submits=())
+        try:
+            self._note(self._db.run(lambda tx: settling.settle(tx, [failed])))
+        except (StoreUnavailable, CommitUnknown):
+            raise
+        except StoreError as exc:
+            log.error("an end cannot be stored; it is kept and tried again", task=refused.task, error=str(exc))
+            self._aside.append(refused)
+            self._aside_until = self._clock.monotonic() + ASIDE
+        del self._unsettled[0]
 
     def _note(self, answers: dict[str, Answer]) -> None:
         for answer in answers.values():

@@ -349,3 +349,37 @@ def test_what_an_attempt_has_written_itself_is_not_written_again() -> None:
     assert rig.host.holding == 1
     rig.host.known("k", 1, IntentId("k", "charge"), None)
     assert rig.host.holding == 0
+
+
+def test_ends_are_kept_while_the_database_takes_none() -> None:
+    """Refused in whatever form, as by a server that has become read-only: no success becomes a failure, and none is dropped."""
+    rig = Rig(slots=2)
+    for key in ("a", "b"):
+        rig.submit(key)
+    rig.go(lambda: len(rig.pool.running) == 2)
+    table = rig.db.tables.task.name
+    refused = f"CREATE TRIGGER refuse BEFORE UPDATE ON {table} WHEN NEW.session = '' BEGIN SELECT RAISE(ABORT, 'read-only'); END"
+    rig.db.run(lambda tx: tx.execute(sa.text(refused)))
+    for row in list(rig.pool.running):
+        rig.pool.running.remove(row)
+        rig.host.ended(row.id, row.fence, o.Succeeded("[1]"), (), 0.01)
+    rig.go(lambda: len(rig.host._aside) == 2)
+    assert rig.host.holding == 2 and set(rig.states().values()) == {T.RUNNING}
+    session = rig.host.session
+    rig.db.run(lambda tx: tx.execute(sa.text("DROP TRIGGER refuse")))
+    rig.go(lambda: not rig.host.holding)
+    assert rig.states() == {"a": T.SUCCEEDED, "b": T.SUCCEEDED} and rig.host.session == session
+
+
+def test_a_claim_that_fails_holds_up_no_end() -> None:
+    """They are written together, and by themselves where that does not work."""
+    rig = Rig(slots=2)
+    rig.submit("a")
+    rig.go(lambda: bool(rig.pool.running))
+    rig.submit("b")
+    refused = (
+        f"CREATE TRIGGER refuse BEFORE UPDATE ON {rig.db.tables.task.name} WHEN NEW.key = 'b' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    )
+    rig.db.run(lambda tx: tx.execute(sa.text(refused)))
+    rig.end("a")
+    assert rig.states() == {"a": T.SUCCEEDED, "b": T.READY}
