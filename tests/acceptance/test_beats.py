@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ SHIFTED = ROOT / "tests" / "support" / "shifted"
 
 def shifted(seconds: int) -> tuple[list[str], dict[str, str]]:
     return [], {"MILLSTREAM_TEST_CLOCK": str(seconds), "PYTHONPATH": os.pathsep.join([str(SHIFTED), str(ROOT)])}
+
+
+def wrong_by(cluster: TaskCluster, name: str) -> float:
+    """Seconds between what the clock of a program's process said when it first wrote into its log, and ours now."""
+    found = re.search(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", cluster.programs[name].log.read_text())
+    assert found is not None
+    return (dt.datetime.fromisoformat(found.group(1)) - dt.datetime.now()).total_seconds()
 
 
 def leading(cluster: TaskCluster) -> str:
@@ -61,6 +69,8 @@ def test_celery_t38_beats_dead_and_doubled_and_clocks_a_minute_off_lose_and_repe
         schedules.publish("s", "quick", dt.timedelta(seconds=1), (1,), misfire="catch_up", limit=100)
         for beat in cluster.beats:
             eventually(f"{beat} ticks", lambda b=beat: "millstream-tick" in cluster.programs[b].log.read_text())  # type: ignore[misc]
+        for fast, slow in (("w0", "w1"), ("beat2", "beat")):
+            assert wrong_by(cluster, fast) - wrong_by(cluster, slow) > 60, "their clocks are not wrong"
         goes_on("two beats")
         for beat in cluster.beats:
             cluster.off(beat)
