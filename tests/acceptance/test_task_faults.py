@@ -49,7 +49,7 @@ def test_celery_t09_every_task_has_its_effect_once_while_things_break(
     try:
         load.start()
         survive({"broker": own_redis, "database": own_postgres}, load, SHORT, random.Random(1))
-        found = load.check(load.finished(timeout=90))
+        found = load.check(load.finished(timeout=180))
         assert found["rows"] == 5_000 and found["in review"]["charge"] >= 2
     finally:
         load.close()
