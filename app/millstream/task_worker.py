@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import sqlalchemy as sa
+import structlog
 
 from millstream_coordinator.coordinator import Coordinator
 from millstream_coordinator.loop import CoordinatorLoop
@@ -37,6 +38,8 @@ from .installation import Installation
 from .schedules import Schedules
 from .sweeps import task_sweeps
 from .tasks import Tasks
+
+log = structlog.get_logger(__name__)
 
 
 class TaskWorker:
@@ -135,12 +138,20 @@ class TaskWorker:
             if self._stopping.is_set() and not host.draining:
                 host.drain()
             settled = sum(host.answers.values())
-            wait = host.step()
+            wait = self._step()
             if sum(host.answers.values()) != settled:
                 self._changed.set()
             if wait > 0 and (host.holding or not host.draining):
                 self._wake.wait(wait)
             self._wake.clear()
+
+    def _step(self) -> float:
+        """A failing step is logged and tried again: the thread never dies silently."""
+        try:
+            return self._host.step()
+        except Exception:
+            log.exception("a step of the task host failed; it is tried again")
+            return 1.0
 
 
 def _make_directory(installation: Installation) -> None:

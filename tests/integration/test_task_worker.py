@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream import ConfigurationError, Handlers, Installation, Subscriptions, TaskFailed, Tasks, TaskWorker
+from millstream_tasks.durable.host import TaskHost
 
 handlers = Handlers()
 
@@ -34,6 +35,23 @@ def test_a_worker_that_has_ended_serves_nothing_though_its_lease_still_holds(tmp
     with Tasks(installation, handlers) as tasks:
         waiting = tasks.submit(greet, "Grace")
         assert tasks.why(waiting.task) == "no live worker serves queue 'default'"
+
+
+def test_a_step_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of ours is logged; the worker does not stop serving without a word."""
+    failed: list[TaskHost] = []
+    step = TaskHost.step
+
+    def fails_once(host: TaskHost) -> float:
+        if not failed:
+            failed.append(host)
+            raise RuntimeError("a defect")
+        return step(host)
+
+    monkeypatch.setattr(TaskHost, "step", fails_once)
+    with TaskWorker(Installation.local(tmp_path), handlers) as worker:
+        assert worker.tasks.wait(worker.tasks.submit(greet, "Ada"), timeout=30) == "hello Ada"
+    assert failed
 
 
 def test_a_failure_says_of_which_task_it_is_and_why_in_parts(tmp_path: Path) -> None:

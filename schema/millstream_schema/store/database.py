@@ -37,6 +37,8 @@ _NOW = {
     "sqlite": "millstream_now_us()",
 }
 _RETRY_PG = {"40001", "40P01", "55P03"}
+_READ_ONLY_PG = "25006"
+"""A standby, or a server that its keeper has closed to writes: nothing is wrong with what is written."""
 _RETRY_MYSQL = {1213, 1205, 1020}
 _DUPLICATE_MYSQL = 1062
 _DEFECT_MYSQL = {1054, 1060, 1061, 1091, 1264, 1364, 1366, 1406, 3819, 4025}
@@ -427,6 +429,8 @@ class Database:
             connection = self.engine.connect()
         except sa.exc.DBAPIError as exc:
             raise self.mapped(exc) from exc
+        except (sa.exc.TimeoutError, sa.exc.InvalidRequestError) as exc:  # all are in use; none that was opened answered
+            raise StoreUnavailable(f"there is no connection to {self.url.render_as_string(hide_password=True)}: {exc}") from exc
         with connection:
             if read_only:
                 # PostgreSQL: without BEGIN and ROLLBACK round it; under READ COMMITTED each statement sees what is committed when it begins, with or without.
@@ -519,7 +523,8 @@ def meaning(exc: sa.exc.DBAPIError, dialect: str, where: str) -> BaseException:
     if code in _RETRY_PG or number in _RETRY_MYSQL or (dialect == "sqlite" and "locked" in text):
         return Retry(text)
     defect = number in _DEFECT_MYSQL or (dialect == "sqlite" and text.startswith(_DEFECT_SQLITE))
-    away = exc.connection_invalidated or isinstance(exc, (sa.exc.OperationalError, sa.exc.InterfaceError)) or number in _GONE_MYSQL
+    lost = exc.connection_invalidated or isinstance(exc, (sa.exc.OperationalError, sa.exc.InterfaceError))
+    away = lost or number in _GONE_MYSQL or code == _READ_ONLY_PG
     if away and not defect:
         return StoreUnavailable(f"the database {where} cannot be used: {text}")
     return StoreError(f"{type(original).__name__}: {text}")

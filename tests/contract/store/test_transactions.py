@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -195,6 +196,36 @@ def test_a_broken_check_is_not_taken_for_a_database_that_is_away(store: Opened) 
     with pytest.raises(StoreError) as caught:
         store.db.run(lambda tx: registry.register_node(tx, "n", "n", -1, LEASE, "{}"))
     assert not isinstance(caught.value, StoreUnavailable)
+
+
+_TAKES_NO_WRITES = {
+    "sqlite": "PRAGMA query_only = 1",
+    "postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+}
+
+
+def test_a_database_that_takes_no_writes_for_now_is_unavailable(store: Opened) -> None:
+    """As a standby after a failover is, or a server closed to writes: nothing is wrong with what is written, and waiting mends it."""
+    other = store.open()
+    other.run(lambda tx: tx.execute(sa.text(_TAKES_NO_WRITES[store.kind])))
+    with pytest.raises(StoreUnavailable):
+        other.run(lambda tx: registry.take_lease(tx, "a", LEASE))
+    other.engine.dispose()
+    assert other.run(lambda tx: registry.take_lease(tx, "a", LEASE)) is not None
+
+
+def test_a_client_whose_connections_are_all_in_use_is_told_in_words_of_ours(store: Opened) -> None:
+    """No error of the library below comes through, and the next one that is free serves."""
+    other = store.open()
+    pool: Any = other.engine.pool
+    pool._timeout = 0.01
+    with ExitStack() as busy:
+        for _ in range(pool.size() + pool._max_overflow):
+            busy.enter_context(other.engine.connect())
+        with pytest.raises(StoreUnavailable, match="there is no connection"):
+            other.read(lambda tx: tx.now_us())
+    assert other.read(lambda tx: tx.now_us()) > 0
 
 
 def test_sqlite_files_opened_for_the_first_time_by_many_at_once_all_open(tmp_path: Path) -> None:
