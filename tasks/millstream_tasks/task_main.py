@@ -56,8 +56,17 @@ class Pipe:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
+        self.cut = False
+        """Whether this process is a copy that a handler has made."""
+
+    def cut_off(self) -> None:
+        """What this process says from now on is nobody's word."""
+        self.cut = True
+        self._sock.close()
 
     def send(self, *frames: msgspec.Struct) -> None:
+        if self.cut:
+            return
         data = b"".join(pack(encode(frame)) for frame in frames)
         try:
             with self._lock:
@@ -173,7 +182,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--leave", type=int, required=True)
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = Pipe(socket.socket(fileno=args.fd))
+    for descriptor in (args.fd, args.leave):
+        os.set_inheritable(descriptor, False)  # what handlers start shall not hold them
+    pipe, leave = Pipe(socket.socket(fileno=args.fd)), Taker(args.leave)
+    os.register_at_fork(after_in_child=pipe.cut_off)
+    os.register_at_fork(after_in_child=leave.close)
     data = pipe.receive()
     if data is None:
         return EXIT_LOST_WORKER
@@ -190,7 +203,6 @@ def main(argv: list[str] | None = None) -> int:
     control.start()
     sys.setswitchinterval(0.001)  # the control thread shall hear of a cancel soon
     pipe.send(Ready())
-    leave = Taker(args.leave)
     ended: Ended | None = None
     """Of the attempt before: sent together with the next one's begin, or by itself when there is none at hand; never later than code of the next one runs."""
     while True:
@@ -225,6 +237,8 @@ def main(argv: list[str] | None = None) -> int:
             known=lambda i, c, t=task: pipe.send(Known(t.id, t.fence, i, c)),  # type: ignore[misc]
         )
         outcome, submits = execute(task, registry, around)
+        if pipe.cut:
+            os._exit(0)  # a handler forked and both returned: the end is told by the one that was asked
         control.idle()
         ended = Ended(task.id, task.fence, outcome, submits, clock.monotonic() - began)
 

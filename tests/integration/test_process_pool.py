@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from millstream_schema.durable.requests import encode_arguments
 from millstream_schema.ports import SystemClock
 from millstream_tasks.durable.child import Child
 from millstream_tasks.durable.frames import TaskBoot
-from millstream_tasks.durable.processes import ProcessPool
+from millstream_tasks.durable.processes import NOT_SHORT, ProcessPool
 
 pytestmark = pytest.mark.processes
 HANDLERS = """
@@ -32,6 +33,11 @@ handlers = Handlers()
 @handlers.task(name="leaves", effects="idempotent")
 def leaves(lock: str, own_session: bool, stays: bool = False) -> None:
     # It dies, and what it has forked lives on with all it has inherited.
+    for descriptor in range(3, 32):
+        try:
+            os.dup(descriptor)  # as a copy has all of them that Python does not know of
+        except OSError:
+            pass
     read, write = os.pipe()
     if not os.fork():
         if own_session:
@@ -44,6 +50,10 @@ def leaves(lock: str, own_session: bool, stays: bool = False) -> None:
     os.read(read, 1)
     time.sleep(600 * stays)
     os.kill(os.getpid(), signal.SIGKILL)
+
+@handlers.task(name="splits", effects="idempotent")
+def splits() -> int:
+    return os.fork()
 
 @handlers.task(name="work", effects="idempotent")
 def work(seconds: float, end: str = "") -> str:
@@ -252,3 +262,50 @@ def test_a_call_from_another_thread_ends_the_wait(rig: Rig) -> None:
     while rig.pool._called:
         rig.pool.wait(60)
     assert time.monotonic() - began < 50
+
+
+def test_one_that_has_not_begun_does_not_wait_for_a_process_that_stands_still(rig: Rig) -> None:
+    """Though nothing waits behind it."""
+    rig.child.popen.send_signal(signal.SIGSTOP)
+    rig.start("a", 0.0)
+    rig.until(lambda: rig.back == ["a"])
+    assert rig.said == [] and rig.pool.free() == 0
+
+
+def test_a_process_that_hardly_comes_to_run_begins_at_last(rig: Rig) -> None:
+    """Each time something is taken back from it unbegun, it has longer for the next."""
+    for turn in range(1, 4):
+        rig.child.popen.send_signal(signal.SIGSTOP)
+        rig.start("a", 0.0)
+        rig.until(lambda turn=turn: len(rig.back) == turn)  # type: ignore[misc]
+        rig.child.popen.send_signal(signal.SIGCONT)
+        rig.until(lambda: rig.pool.free() == 1)
+    patience = rig.child.patience
+    rig.start("a", 0.0)
+    rig.until(lambda: bool(rig.said))
+    assert rig.said == [("a", Succeeded)] and patience > NOT_SHORT and rig.child.patience == 0.0
+
+
+def test_a_copy_that_a_handler_makes_of_its_process_has_no_say(rig: Rig) -> None:
+    """Not even when it returns from the handler: ends are told by the process itself, each once, and what follows runs once."""
+    rig.submit("splits", "splits")
+    names = [f"t{i}" for i in range(20)]
+    for name in names:
+        rig.start(name, 0.001)
+    rig.until(lambda: len(rig.said) == 21)
+    assert rig.said == [(name, Succeeded) for name in ("splits", *names)]
+
+
+def test_a_pipe_that_has_taken_all_is_not_waited_for(rig: Rig) -> None:
+    """Else each wait would end at once."""
+    rig.child.popen.send_signal(signal.SIGSTOP)
+    for name in ("large", "larger", "largest"):
+        rig.start(name, 0.0, " " * 250_000)
+    rig.pool.wait(0.0)
+    rig.pool.give_back()
+    rig.child.popen.send_signal(signal.SIGCONT)
+    while rig.pool.free() == 0 or rig.child.writing:
+        rig.pool.tick()
+    rig.start("small", 0.0)
+    rig.pool.wait(0.0)
+    assert rig.pool._selector.get_key(rig.child.sock).events == selectors.EVENT_READ

@@ -75,6 +75,8 @@ class Child:
         self.awaited = False
         """Whether somebody waits for its pipe to take more."""
         self.seen = now
+        self.patience = 0.0
+        """Seconds it has to begin something, if more than usual: it did not come to it before."""
         self._look_at = now
         self.line: deque[Handed] = deque()
         self._unpacked = Unpacked()

@@ -52,6 +52,9 @@ class Taker:
         self._reading = reading
         self._in_hand: int | None = None
 
+    def close(self) -> None:
+        os.close(self._reading)
+
     def take(self, number: int) -> bool:
         """Whether the attempt that came with this number may begin. If so it has begun, for all the other side can tell."""
         if self._in_hand is None:

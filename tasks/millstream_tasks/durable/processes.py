@@ -214,6 +214,7 @@ class ProcessPool:
             case Began():
                 if running is not None:
                     running.began = now
+                    child.patience = 0.0
                     if running.policy.run_ms:
                         self._kill_later(running, (running.policy.run_ms + running.policy.grace_ms) / 1000, Cause.LIMIT)
             case Settled(task=task, fence=fence, seconds=seconds):
@@ -271,13 +272,16 @@ class ProcessPool:
             running.kill_at, running.why = at, why
 
     def _judged(self, child: Child, now: float) -> float:
-        """Kill what is over its limit or silent, take back what waits behind something slow; seconds until it is to be judged again."""
+        """Kill what is over its limit or silent, take back what has not begun behind something slow or in a process that stands still; seconds until it is to be judged again."""
         if child.gone or child.killed:
             return REAPED_AGAIN
-        if len(child.line) > 1:
-            slow_at = (child.line[0].began or child.line[0].at) + NOT_SHORT
+        if len(child.line) > 1 or (child.line and not child.line[0].began):
+            first = child.line[0]
+            slow_at = first.began + NOT_SHORT if first.began else first.at + max(NOT_SHORT, child.patience)
             if now < slow_at:
                 return slow_at - now
+            if not first.began:
+                child.patience = 2 * max(NOT_SHORT, child.patience)  # on a machine so busy something shall begin at last
             self._taken_back(child)
         running = child.running
         if running is None:
