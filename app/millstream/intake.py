@@ -193,11 +193,21 @@ class Intake:
                 if another is None:
                     return
                 batch.append(another)
-            answers = self._accepted(batch)
+            answers = self._answers(batch)
             try:
                 self._sock.sendall(b"".join(pack(encode(answer)) for answer in answers))
             except OSError:
                 return  # the worker is gone; the broker has the messages, and their keys are known
+
+    def _answers(self, batch: list[Arrived]) -> list[Answered]:
+        """An answer for each; none for one that nobody expected to fail: its broker keeps it, and it holds up no other."""
+        try:
+            return self._accepted(batch)
+        except Exception:
+            if len(batch) == 1:
+                log.exception("a message could not be submitted; it stays with its broker until this worker is gone", message=batch[0].id)
+                return []
+            return [answer for message in batch for answer in self._answers([message])]
 
     def _accepted(self, batch: list[Arrived]) -> list[Answered]:
         """An answer for each. While the database is away, or a quota is used up, they wait: their broker keeps them."""

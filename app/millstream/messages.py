@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
@@ -262,6 +263,13 @@ class TaskMessages(Carrier):
         self._waiting: set[str] = set()
         self._ends: set[str] = set()
         self._lock = threading.Lock()
+        self._name = SystemIds().new("ends", 16)
+        _MADE.add(self)
+
+    def in_child(self) -> None:
+        """In a forked child: another thread of the parent's may have held the lock."""
+        self._lock = threading.Lock()
+        self._waiting, self._ends = set(), set()
 
     def wake(self, queue: str) -> None:
         """Say that there may be work; never waits, never fails."""
@@ -354,8 +362,13 @@ class TaskMessages(Carrier):
                 told(frozenset(task for task in body if isinstance(task, str)))
 
         with self._connection() as connection, connection.channel() as channel:
-            name = f"{self._prefix}.ends.{SystemIds().new('ends', 16)}"
-            mine = Queue(name, ends_exchange(self._prefix), durable=False, exclusive=True, auto_delete=True)(channel)
+            mine = Queue(
+                f"{self._prefix}.ends.{self._name}.{os.getpid()}",
+                ends_exchange(self._prefix),
+                durable=False,
+                exclusive=True,
+                auto_delete=True,
+            )(channel)
             with Consumer(channel, queues=[mine], callbacks=[on_ends], accept=["json"], no_ack=True):
                 begun = False
                 while not self._closed:
@@ -377,6 +390,17 @@ class TaskMessages(Carrier):
                         connection.drain_events(timeout=1.0)
                     except TimeoutError:
                         connection.heartbeat_check()
+
+
+_MADE: weakref.WeakSet[TaskMessages] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for messages in _MADE:
+        messages.in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _node_hint(body: Any) -> NodeHint | None:

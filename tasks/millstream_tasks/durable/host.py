@@ -179,9 +179,9 @@ class TaskHost:
             if self.draining and self.session != self._marked:
                 self._mark()
             self._take_reports(now)
-            self._calls.write(self._db, self._runs)
             if now >= self._renew_at:
                 self._renew(now)
+            self._calls.write(self._db, self._runs)
             self._feed()
             self._take_back(now)
             if self._more and self._room() * 2 >= self._settings.slots + self._ahead():
