@@ -37,10 +37,10 @@ class BrokerReader:
     def take(self) -> Frame | None:
         if self.failure is not None:  # what is buffered died with the connection
             raise self.failure
+        if self.closing:  # a frame may have come in since
+            raise ChannelLost(f"the reader of channel {self.name} is closed")
         if self.frames:
             return self.frames.popleft()
-        if self.closing:
-            raise ChannelLost(f"the reader of channel {self.name} is closed")
         self.report()
         return None
 
