@@ -165,11 +165,15 @@ class Installation(pydantic.BaseModel):
 
     def for_streams(self) -> Self:
         """Itself. Raises ConfigurationError when it does not name what stream jobs need."""
-        missing = [field for field in ("transport", "checkpoints") if not getattr(self, field)]
+        missing = self.missing_for_streams(self.model_dump())
         if missing:
-            wrong = "; ".join(_said("missing", (field,), "", None) for field in missing)
-            raise ConfigurationError(f"the installation is not configured for stream jobs: {wrong}")
+            raise ConfigurationError(f"the installation is not configured for stream jobs: {missing}")
         return self
+
+    @staticmethod
+    def missing_for_streams(values: Mapping[str, object]) -> str:
+        """What these settings lack that stream jobs need and durable tasks alone do not, and how to set it; empty: nothing."""
+        return "; ".join(_said("missing", (field,), "", None) for field in ("transport", "checkpoints") if not values.get(field))
 
     @property
     def table_prefix(self) -> str:

@@ -171,7 +171,11 @@ class Given:
         if self.local is not None:
             return Installation.local(self.local, **given)
         found: dict[str, Any] = {f: os.environ[name] for f, name in VARIABLES.items() if os.environ.get(name)} | given
-        installation = Installation.checked(found)
+        try:
+            installation = Installation.checked(found)
+        except ConfigurationError as exc:
+            also = "" if database_only else Installation.missing_for_streams(found)
+            raise ConfigurationError("; ".join(filter(None, (str(exc), also)))) from None
         return installation if database_only else installation.for_streams()
 
     def names_a_database(self) -> bool:

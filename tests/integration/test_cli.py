@@ -303,11 +303,11 @@ def test_an_error_is_told_with_its_exit_code(ready: Program, arguments: tuple[st
 
 
 def test_a_module_that_cannot_be_imported_is_told_in_one_line(ready: Program) -> None:
-    """The user's own error is named; where it came from is shown by ``--debug`` only."""
+    """The user's own error and its line are named; how it came there is shown by ``--debug`` only."""
     (ready.directory / "broken_pipelines.py").write_text("pipelines = undefined_name\n")
     code, _, err = ready.local("jobs", "submit", "wordcount", "--pipelines", "broken_pipelines")
     assert (code, err.count("\n")) == (2, 1)
-    assert "broken_pipelines" in err and "undefined_name" in err and "--debug" in err
+    assert "broken_pipelines" in err and "undefined_name" in err and "broken_pipelines.py, line 1" in err
     assert "Traceback" in ready.local("jobs", "submit", "wordcount", "--pipelines", "broken_pipelines", "--debug")[2]
 
 
