@@ -34,13 +34,11 @@ from .durable.progress import Telling
 from .durable.surroundings import Surroundings
 from .loading import loaded
 from .logs import log_through_celery, log_to_stderr
-from .shell.wire import Unpacked, pack, receive
+from .shell.wire import AT_ONCE, Unpacked, pack, receive
 
 log = structlog.get_logger(__name__)
 EXIT_LOST_WORKER = 3
 EXIT_LEASE = 4
-AT_ONCE = 1 << 16
-"""Bytes read at a time."""
 
 
 def end(code: int) -> NoReturn:

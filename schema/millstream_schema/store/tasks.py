@@ -92,13 +92,12 @@ def _known(tx: Transaction, new: NewTask) -> Receipt:
     return Receipt(known["id"], TaskState(known["state"]), new.digest, replayed=not conflict, conflict=conflict)
 
 
-_UNBEGUN: Mapping[str, str | int] = {
+_UNBEGUN: Mapping[str, str | int | None] = {
     "cause": "", "reason": "", "fence": 0, "token": "", "session": "", "claim": "", "failures": 0, "crashes": 0, "losses": 0, "snoozes": 0, "starts": 0,
     "cancel": 0, "permit_held": 0, "permit_seq": 0, "claimed_us": 0, "started_us": 0, "settled_us": 0, "result": "", "error": "", "superseded_by": "",
-    "marker": "", "error_class": "", "tokens": 0, "open_intents": 0, "rev": 0,
+    "marker": "", "error_class": "", "tokens": 0, "open_intents": 0, "rev": 0, "blocked_by": None, "amiss_us": None, "ending": None,
 }  # fmt: skip
 """What every task is before anything has happened to it."""
-_NOTHING = {"blocked_by": None, "amiss_us": None, "ending": None}
 
 
 def _given(new: NewTask) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def _given(new: NewTask) -> dict[str, Any]:
 def _values(new: NewTask, waits: bool) -> dict[str, Any]:
     """The columns that are no times."""
     state = TaskState.SCHEDULED if waits else TaskState.READY
-    return {**_UNBEGUN, **_NOTHING, **_given(new), "state": state, "ready_lane": None if waits else lane(new.namespace, new.queue)}
+    return {**_UNBEGUN, **_given(new), "state": state, "ready_lane": None if waits else lane(new.namespace, new.queue)}
 
 
 def _times(tx: Transaction, new: NewTask, waits: bool) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def _row_of_plain(new: NewTask) -> dict[str, Any]:
 
 _PLAIN = NewRows(
     lambda t: t.task,
-    {**_UNBEGUN, **_NOTHING, "state": TaskState.READY.value, "wake_us": None, "start_by_us": 0, "deadline_us": 0, "limit_us": None},
+    {**_UNBEGUN, "state": TaskState.READY.value, "wake_us": None, "start_by_us": 0, "deadline_us": 0, "limit_us": None},
     ("namespace", "handler", "queue", "ready_lane", "effects", "policy", "origin", "actor"),
     {"earlier_us": sa.BigInteger()},
     lambda now, given: {"rank": now - given["earlier_us"], "due_us": now, "created_us": now, "changed_us": now},

@@ -18,12 +18,10 @@ import msgspec
 from millstream_schema.durable.records import Policy, TaskRow
 from millstream_schema.durable.states import Cause
 
-from ..shell.wire import Unpacked, pack
+from ..shell.wire import AT_ONCE, Unpacked, pack
 from .frames import FromChild, Run, TaskBoot, decode_from_child, encode
 from .leave import Granter
 
-AT_ONCE = 1 << 16
-"""Bytes read at a time."""
 LOOKED_AGAIN, REAPED_AGAIN = 1.0, 0.02
 """Seconds between looks at whether a process has ended, and at one that was killed."""
 

@@ -15,6 +15,8 @@ from millstream_schema.connectors import LOCK_TIMEOUT
 
 _LENGTH = struct.Struct("<I")
 MAX = 256 << 20
+AT_ONCE = 1 << 16
+"""Bytes read at a time where many frames come together."""
 
 
 class FrameTooLong(OSError):
