@@ -181,7 +181,7 @@ class TaskHost:
             self._take_reports(now)
             if now >= self._renew_at:
                 self._renew(now)
-            self._calls.write(self._db, self._runs)
+            self._calls.write(self._db, self._runs, now)
             self._feed()
             self._take_back(now)
             if self._more and self._room() * 2 >= self._settings.slots + self._ahead():

@@ -108,8 +108,8 @@ class Rig:
         self.host.ended(key, row.fence, outcome or o.Succeeded("[1]"), (), 0.01)
         self.go(lambda: sum(self.host.answers.values()) > settled)
 
-    def intent(self) -> IntentRow:
-        (row,) = self.db.read(lambda tx: intents.of_root(tx, "k"))
+    def intent(self, root: str = "k") -> IntentRow:
+        (row,) = self.db.read(lambda tx: intents.of_root(tx, root))
         return row
 
     def progress(self) -> dict[str, float]:
@@ -340,6 +340,31 @@ def test_what_a_call_came_to_outlasts_its_process_and_an_outage_of_two_leases(ho
         rig.db.run(lambda tx: settling.take_back(tx, session, lambda: 0.5, 10))
     rig.go(lambda: bool(rig.pool.running))
     assert rig.pool.running[0].open_intents == 0 and rig.host.holding == 1
+
+
+def test_an_outcome_that_the_database_refuses_is_kept_told_of_once_and_holds_up_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """In whatever form it refuses: other outcomes and ends are written meanwhile, and this one as soon as it is taken."""
+    rig = Rig(slots=2)
+    for key in ("a", "b"):
+        rig.submit(key, effects=Effects.EXTERNAL, policy=Policy(attempts=5, delay_ms=0, max_delay_ms=0, intents_only=True))
+    rig.go(lambda: len(rig.pool.running) == 2)
+    table = rig.db.tables.intent.name
+    refused = f"CREATE TRIGGER refuse BEFORE UPDATE ON {table} WHEN NEW.root = 'a' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    rig.db.run(lambda tx: tx.execute(sa.text(refused)))
+    for row in list(rig.pool.running):
+        call = IntentId(row.id, "charge")
+        rig.db.run(lambda tx, a=Attempt(row.id, row.fence, row.token), c=call: intents.open_intent(tx, a, c, "o"))  # type: ignore[misc]
+        rig.host.known(row.id, row.fence, call, KnownCall("o", True, "[5]", "", "me"))
+        rig.pool.running.remove(row)
+        rig.host.ended(row.id, row.fence, o.Crashed("exit code -9"))
+    session, later = rig.host.session, rig.world.now + 20.0
+    rig.go(lambda: rig.world.now >= later)
+    assert rig.intent("a").open and rig.intent("b").state is IntentState.DONE
+    assert rig.states()["a"] is T.UNKNOWN and rig.host.session == session
+    assert capsys.readouterr().out.count("cannot be stored; it is kept and tried again") == 1
+    rig.db.run(lambda tx: tx.execute(sa.text("DROP TRIGGER refuse")))
+    rig.go(lambda: not rig.intent("a").open)
+    assert (rig.intent("a").state, rig.intent("a").result) == (IntentState.DONE, "[5]")
 
 
 def test_what_an_attempt_has_written_itself_is_not_written_again() -> None:
