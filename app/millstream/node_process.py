@@ -108,34 +108,38 @@ class NodeProcess:
         clock, ids, chance = SystemClock(), SystemIds(), SystemChance()
         i = installation
         self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
-        check_schema(self._database)
-        self._database.check_durability()
-        self._loop = NodeLoop()
-        boot = Boot(pipelines, i.transport, i.checkpoints, i.prefix, i.channel_expiry_ms, i.idle_in_transaction_ms)
-        self._launcher = ProcessLauncher(boot, self._loop.wake, spares)
-        settings = NodeSettings(
-            name=name, slots=slots, lease_ms=i.lease_ms, renew_ms=i.renew_ms, poll_ms=i.poll_ms, liveness_ms=i.liveness_ms,
-            ping_ms=max(50, i.lease_ms // 10),
-        )  # fmt: skip
-        info = {"pipelines": pipelines, "pid": str(os.getpid()), "host": os.uname().nodename}
-        self._counts: Callable[[], dict[str, int]] = dict
-        self._node = Node(
-            self._database, self._messages.hints, clock, ids, self._launcher, settings, info, self._messages.events,
-            lambda: {"hints_dropped": self._messages.dropped, **self._counts()},
-        )  # fmt: skip
-        self._loop.node = self._node
-        self._coordinator: CoordinatorLoop | None = None
-        if coordinate:
-            holder = f"{ids.new('coordinator')}-{os.getpid()}"  # the pid leads to the node's row, and so to whose worker coordinates
-            coordinator = Coordinator(
-                self._database, self._messages.hints, clock, chance,
-                lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
-                holder,
-                i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
-                ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000, self._messages.wake),
+        try:
+            check_schema(self._database)
+            self._database.check_durability()
+            self._loop = NodeLoop()
+            boot = Boot(pipelines, i.transport, i.checkpoints, i.prefix, i.channel_expiry_ms, i.idle_in_transaction_ms)
+            self._launcher = ProcessLauncher(boot, self._loop.wake, spares)
+            settings = NodeSettings(
+                name=name, slots=slots, lease_ms=i.lease_ms, renew_ms=i.renew_ms, poll_ms=i.poll_ms, liveness_ms=i.liveness_ms,
+                ping_ms=max(50, i.lease_ms // 10),
             )  # fmt: skip
-            self._counts = coordinator.counts
-            self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
+            info = {"pipelines": pipelines, "pid": str(os.getpid()), "host": os.uname().nodename}
+            self._counts: Callable[[], dict[str, int]] = dict
+            self._node = Node(
+                self._database, self._messages.hints, clock, ids, self._launcher, settings, info, self._messages.events,
+                lambda: {"hints_dropped": self._messages.dropped, **self._counts()},
+            )  # fmt: skip
+            self._loop.node = self._node
+            self._coordinator: CoordinatorLoop | None = None
+            if coordinate:
+                holder = f"{ids.new('coordinator')}-{os.getpid()}"  # the pid leads to the node's row, and so to whose worker coordinates
+                coordinator = Coordinator(
+                    self._database, self._messages.hints, clock, chance,
+                    lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
+                    holder,
+                    i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
+                    ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000, self._messages.wake),
+                )  # fmt: skip
+                self._counts = coordinator.counts
+                self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
+        except BaseException:
+            self._database.close()
+            raise
 
     def run(self) -> None:
         """Until :meth:`stop`, a signal, or the end of standard input."""

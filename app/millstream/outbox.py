@@ -21,6 +21,7 @@ import datetime as dt
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -54,6 +55,8 @@ from .tasks import Tasks
 
 log = structlog.get_logger(__name__)
 _LONGEST_WAIT = 1.0
+_LAST_PAUSE = 10.0
+"""Longest pause after failures that follow each other, in seconds."""
 _PREFIX = given.named(re.compile(r"[a-z][a-z0-9_]{0,15}\Z"))
 
 
@@ -203,14 +206,15 @@ class OutboxRelay:
     ) -> None:
         clock, ids = SystemClock(), SystemIds()
         self._shared = tasks is not None
-        self.database = Database(outbox, clock, prefix=f"{prefix}_")
-        try:
+        with ExitStack() as undone:
+            self.database = Database(outbox, clock, prefix=f"{prefix}_")
+            undone.callback(self.database.close)
             _require_outbox(self.database)
             self.tasks = tasks or Tasks(installation)
+            if not self._shared:
+                undone.callback(self.tasks.close)
             self.target = self.tasks.installation_id
-        except BaseException:
-            self.database.close()
-            raise
+            undone.pop_all()
         self._core = OutboxCore(self.database, self.tasks, self.target, ids.new("relay"), clock, ids, SystemChance(), limits or Limits())
         self._event = threading.Event()
         self._stop = False
@@ -250,17 +254,22 @@ class OutboxRelay:
         return self._core.sent - before
 
     def run(self) -> None:
-        """Send what is due, until :meth:`stop`. A database that is away is waited for."""
+        """Send what is due, until :meth:`stop`. A database that is away is waited for; whatever fails is logged and tried again, with pauses that grow."""
+        pause = 0.0
         while not self._stop:
             self._event.clear()
             try:
                 self.once()
                 left = self._core.wait()
-            except MillstreamError as exc:
-                log.warning("the outbox cannot be read; trying again", error=str(exc))
-                left = None
+                pause, wait = 0.0, _LONGEST_WAIT if left is None else min(max(left, 0.001), _LONGEST_WAIT)
+            except Exception as exc:  # also what a driver raises that nobody expected: this thread has no successor
+                if isinstance(exc, MillstreamError):
+                    log.warning("the outbox cannot be read; trying again", error=str(exc))
+                else:
+                    log.exception("a turn of the outbox's relay failed; it goes on")
+                wait = pause = min(max(2 * pause, _LONGEST_WAIT), _LAST_PAUSE)
             if not self._stop:
-                self._event.wait(_LONGEST_WAIT if left is None else min(max(left, 0.001), _LONGEST_WAIT))
+                self._event.wait(wait)
 
 
 class OutboxDesk:
@@ -268,7 +277,11 @@ class OutboxDesk:
 
     def __init__(self, url: str, *, prefix: str = "millstream") -> None:
         self._database = Database(url, SystemClock(), prefix=f"{prefix}_")
-        _require_outbox(self._database)
+        try:
+            _require_outbox(self._database)
+        except BaseException:
+            self._database.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -84,30 +84,34 @@ class TaskProcess:
         clock, ids, chance, i = SystemClock(), SystemIds(), SystemChance(), installation
         self._clock = clock
         self._database = Database(i.database, clock, prefix=i.table_prefix, timeout_ms=i.idle_in_transaction_ms)
-        with reachable(self._database.url):
-            check_schema(self._database)
-        self._database.check_durability()
-        self._stopping = threading.Event()
-        client = Tasks(i, registry, namespace, clock=clock, ids=ids, database=self._database, wake=self._submitted)
-        self._intake = None if intake is None else Intake(intake, client)
-        boot = TaskBoot(
-            handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS), i.database, i.table_prefix, i.idle_in_transaction_ms
-        )
-        self._pool = ProcessPool(boot, clock, processes, self._ended, self._back, self._told, self._known)
-        settings = HostSettings(
-            name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
-            poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
-        )  # fmt: skip
-        self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings, self._counts, self._settled)
-        self._coordinating = coordinator = Coordinator(
-            self._database, NoHints(), clock, chance,
-            lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
-            f"{ids.new('coordinator')}-{os.getpid()}",
-            i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
-            ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000, self._submitted),
-        )  # fmt: skip
-        self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
-        Schedules(i, registry, namespace, actor=f"worker:{name}", clock=clock, ids=ids, database=self._database).sync()
+        try:
+            with reachable(self._database.url):
+                check_schema(self._database)
+            self._database.check_durability()
+            Schedules(i, registry, namespace, actor=f"worker:{name}", clock=clock, ids=ids, database=self._database).sync()
+            self._stopping = threading.Event()
+            client = Tasks(i, registry, namespace, clock=clock, ids=ids, database=self._database, wake=self._submitted)
+            self._intake = None if intake is None else Intake(intake, client)
+            boot = TaskBoot(
+                handlers, celery, min(max(100, i.lease_ms // 10), SLOWEST_BEAT_MS), i.database, i.table_prefix, i.idle_in_transaction_ms
+            )
+            self._pool = ProcessPool(boot, clock, processes, self._ended, self._back, self._told, self._known)
+            settings = HostSettings(
+                name=name, queues=self._queues, handlers=registry.names(), lease_ms=i.lease_ms, margin_ms=i.lease_ms // 10, renew_ms=i.renew_ms,
+                poll_ms=i.poll_ms, slots=processes, prefetch=processes * PREFETCH, told=registry.entries(),
+            )  # fmt: skip
+            self._host = TaskHost(self._database, self._pool, clock, ids, chance, settings, self._counts, self._settled)
+            self._coordinating = coordinator = Coordinator(
+                self._database, NoHints(), clock, chance,
+                lambda url: open_storage(url or i.checkpoints, i.idle_in_transaction_ms / 1000),
+                f"{ids.new('coordinator')}-{os.getpid()}",
+                i.lease_ms, i.poll_ms / 1000, task_sweeps(self._database, clock, chance, ids, i.lease_ms, publications),
+                ScheduleSweep(self._database, clock, ids, i.poll_ms / 1000, self._submitted),
+            )  # fmt: skip
+            self._coordinator = CoordinatorLoop(coordinator, i.poll_ms / 1000)
+        except BaseException:
+            self._database.close()
+            raise
 
     def run(self) -> None:
         """Until :meth:`stop`, then until what runs has ended or the drain's time is over."""

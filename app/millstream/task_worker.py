@@ -76,6 +76,15 @@ class TaskWorker:
         inst = self._installation
         _make_directory(inst)
         self.database = Database(inst.database, clock, prefix=inst.table_prefix, timeout_ms=inst.idle_in_transaction_ms)
+        try:
+            self._start(clock, ids, chance)
+        except BaseException:  # whoever fails to enter does not come to __exit__
+            self.database.close()
+            raise
+        return self
+
+    def _start(self, clock: SystemClock, ids: SystemIds, chance: SystemChance) -> None:
+        inst = self._installation
         create_schema(self.database)
         self._databases = HandlerDatabases(
             inst.database, inst.table_prefix, inst.idle_in_transaction_ms, clock, self._handlers.registry.databases
@@ -104,7 +113,6 @@ class TaskWorker:
             thread = threading.Thread(target=target, name=f"millstream-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Give back what has not begun, wait for what runs, settle it."""

@@ -89,7 +89,7 @@ class OutboxCore:
                 )
             sending = stopped or self._send(entry)
             self._write(entry, sending)
-            if isinstance(sending, Failed):
+            if isinstance(sending, Failed) and sending.cause is not EntryCause.REFUSED:
                 stopped = sending  # what is away for one is away for the others
         if self._clock.monotonic() - self._purged > PURGE_EVERY:
             self._purged = self._clock.monotonic()
@@ -120,6 +120,9 @@ class OutboxCore:
         except MillstreamError as exc:
             after = getattr(exc, "retry_after", None)  # it takes no more at the moment
             return Refused(EntryCause.REFUSED, str(exc)) if after is None else Failed(EntryCause.THROTTLED, str(exc), int(after * 1e6))
+        except Exception as exc:  # nobody knows what it is about: this entry is tried again, and holds up no other
+            log.exception("an outbox entry could not be sent; it is tried again", entry=entry.id, handler=entry.handler)
+            return Failed(EntryCause.REFUSED, f"{type(exc).__name__}: {exc}")
         return Accepted(receipt.task)
 
     def _write(self, entry: EntryRow, sending: AnySending) -> None:

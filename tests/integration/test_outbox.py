@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 from tests.support.command_line import plain_environment
 from typer.testing import CliRunner
 
@@ -100,6 +101,29 @@ def wait_for(shop: Shop, task: str) -> str:
         assert clock.monotonic() - began < SECONDS
         event.wait(0.02)
     return task
+
+
+def test_a_relay_goes_on_after_whatever_a_turn_raises(shop: Shop) -> None:
+    """Its thread has no successor: an error that is none of ours is logged with its cause, and the next turn sends."""
+    with shop.relay() as relay, capture_logs() as logs:
+        step, raised = relay._core.step, threading.Event()
+
+        def fails() -> int:
+            if raised.is_set():
+                return step()
+            raised.set()
+            raise OverflowError("a driver's own")
+
+        relay._core.step = fails  # type: ignore[method-assign]
+        relay.wake()
+        assert raised.wait(SECONDS)
+        raw = sqlite3.connect(shop.path)
+        receipt = shop.outbox.submit(raw, confirm, 4, key="order-5")
+        raw.commit()
+        raw.close()
+        relay.wake()
+        assert shop.worker.tasks.wait(wait_for(shop, receipt.entry), SECONDS) == 8
+    assert [entry["event"] for entry in logs if entry.get("exc_info")] == ["a turn of the outbox's relay failed; it goes on"]
 
 
 def test_what_is_wrong_is_refused_at_once_and_nothing_is_kept(shop: Shop) -> None:

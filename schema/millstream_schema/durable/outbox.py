@@ -53,7 +53,7 @@ class EntryCause(enum.StrEnum):
     INVALID = "invalid"
     """What is kept cannot be a request."""
     REFUSED = "refused"
-    """Its database refused: a missing right, a broken rule."""
+    """Its database refused: a missing right, a broken rule, or something nobody expected, which is tried again."""
     SENDS = "sends"
     """It was sent as often as is allowed."""
     OLD = "old"

@@ -78,11 +78,17 @@ class HandlerTransaction:
         self.value: str | None = None
         try:
             self._connection = database.engine.connect().execution_options(**{LAZY: True})
+        except sa.exc.DBAPIError as exc:
+            raise self._mapped(exc) from exc
+        try:
             self._begun = self._connection.begin()
             if isinstance(database, HeldDatabase):
                 Transaction(self._connection, database.tables, database.dialect).put(database.loose())
-        except sa.exc.DBAPIError as exc:
-            raise self._mapped(exc) from exc
+        except BaseException as exc:
+            quietly(self._connection.close)
+            if isinstance(exc, sa.exc.DBAPIError):
+                raise self._mapped(exc) from exc
+            raise
         event.listen(self._connection, "before_cursor_execute", self._before)
         event.listen(self._connection, "commit", self._before_commit)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import msgspec
 
@@ -43,9 +44,11 @@ class Child:
     """``line``: what it runs, and what it was handed behind that, in order. ``silent``: it let something be taken back that it should have begun, and has not been heard since."""
 
     def __init__(self, boot: TaskBoot, now: float) -> None:
-        self._leave = Granter()
         ours, theirs = socket.socketpair()
-        try:
+        with theirs, ExitStack() as undone:
+            undone.callback(ours.close)
+            self._leave = Granter()
+            undone.callback(self._leave.close)
             command = [
                 sys.executable,
                 "-m",
@@ -57,12 +60,7 @@ class Child:
             ]
             inherited = [theirs.fileno(), self._leave.reading]
             self.popen = subprocess.Popen(command, pass_fds=inherited, start_new_session=True, stdin=subprocess.DEVNULL)
-        except BaseException:
-            ours.close()
-            self._leave.close()
-            raise
-        finally:
-            theirs.close()
+            undone.pop_all()
         ours.setblocking(False)
         self.sock = ours
         self.ready = False

@@ -18,7 +18,7 @@ from millstream import Handlers, Installation, TaskWorker
 from millstream_schema.durable import outcomes as o
 from millstream_schema.durable.requests import decode_result
 from millstream_schema.durable.states import Cause, Effects, TaskState
-from millstream_schema.errors import Fenced, StoreUnavailable, TransactionRefused, TransactionTooLong
+from millstream_schema.errors import Fenced, StoreError, StoreUnavailable, TransactionRefused, TransactionTooLong
 from millstream_schema.ports import SystemClock
 from millstream_schema.store import claims, settling
 from millstream_schema.store.handler_transactions import HandlerTransaction, HeldDatabase
@@ -459,6 +459,25 @@ def test_a_handler_may_hold_its_transaction_for_three_leases_and_its_neighbours_
         assert {(r.fence, r.losses, r.starts) for r in rows} == {(1, 0, 1)}
     with store.db.engine.begin() as connection:
         assert connection.execute(sa.select(EFFECTS)).all() == [("held", 1)]
+
+
+@pytest.mark.parametrize("fails", ["begin", "settings"])
+def test_one_that_cannot_begin_gives_its_connection_back(store: Opened, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the driver refuses the transaction or the settings of its session."""
+    Rig(store, writes)
+    held = HeldDatabase(store.url, SystemClock())
+    if fails == "settings":
+        monkeypatch.setattr(held, "loose", lambda: ("SELECT nothing FROM nowhere",))
+    else:
+
+        def refuse(_connection: Any) -> None:
+            raise sa.exc.OperationalError("BEGIN", {}, Exception("refused"))
+
+        sa.event.listen(held.engine, "begin", refuse)
+    with pytest.raises(StoreError):
+        HandlerTransaction(held)
+    assert getattr(held.engine.pool, "checkedout")() == 0  # noqa: B009  # not every pool has it
+    held.close()
 
 
 # -- SQLite

@@ -271,6 +271,23 @@ def test_answers_that_are_lost_are_asked_for_again_and_refusals_are_not(
     assert len(every(shop.store.db)) == 1
 
 
+def test_one_whose_sending_meets_a_defect_is_tried_again_and_holds_up_no_other(shop: Shop) -> None:
+    """Whatever is raised: nobody knows whether the entry itself is to blame."""
+
+    def fail() -> None:
+        raise RuntimeError("nobody expected this")
+
+    shop.put("a")
+    shop.put("b")
+    shop.installation.fails = [fail]
+    shop.relay().step()
+    found = shop.entries()
+    assert {k: (e.state, e.failures) for k, e in found.items()} == {"a": (E.WAITING, 1), "b": (E.SENT, 0)}
+    assert found["a"].reason == "RuntimeError: nobody expected this"
+    shop.relay().step()
+    assert shop.states() == {"a": E.SENT, "b": E.SENT}
+
+
 def test_one_that_is_throttled_waits_as_long_as_it_is_told(shop: Shop) -> None:
     """By an error that says after how many seconds."""
 

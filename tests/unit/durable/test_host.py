@@ -353,7 +353,8 @@ def test_an_outcome_that_the_database_refuses_is_kept_told_of_once_and_holds_up_
     rig.db.run(lambda tx: tx.execute(sa.text(refused)))
     for row in list(rig.pool.running):
         call = IntentId(row.id, "charge")
-        rig.db.run(lambda tx, a=Attempt(row.id, row.fence, row.token), c=call: intents.open_intent(tx, a, c, "o"))  # type: ignore[misc]
+        mine = Attempt(row.id, row.fence, row.token)
+        rig.db.run(lambda tx, a=mine, c=call: intents.open_intent(tx, a, c, "o"))  # type: ignore[misc]
         rig.host.known(row.id, row.fence, call, KnownCall("o", True, "[5]", "", "me"))
         rig.pool.running.remove(row)
         rig.host.ended(row.id, row.fence, o.Crashed("exit code -9"))
