@@ -18,10 +18,10 @@ from ..states import NodeState
 from . import gates, lanes
 from .columns import among, compared, not_empty
 from .database import ClockQuery, DialectQuery, Query, Transaction
-from .rows import to
+from .rows import left_alone
 from .selection import Selected, select, soonest
 from .tables import Tables
-from .tasks import apply, by_permit
+from .tasks import apply, by_permit, first_readable, known_here, readable
 
 LANES = 200
 """Lanes with claimable tasks that one claim looks at."""
@@ -73,6 +73,14 @@ _OF_CLAIM = Query(
 )
 _NEXT_LANE = Query(lambda t: sa.select(sa.func.min(t.task.c.ready_lane).label("lane")).where(t.task.c.ready_lane > sa.bindparam("after")))
 _NEXT_WAKE = Query(lambda t: sa.select(sa.func.min(t.task.c.wake_us).label("next")))
+_NEXT_READABLE = Query(
+    lambda t: (
+        sa.select(t.task.c.wake_us.label("next"))
+        .where(t.task.c.wake_us.is_not(None), known_here(t), t.task.c.id.not_in(sa.bindparam("seen", expanding=True)))
+        .order_by(t.task.c.wake_us)
+        .limit(1)
+    )
+)
 _LANES = Query(lambda t: sa.select(t.lane).where(t.lane.c.id.in_(sa.bindparam("lanes", expanding=True))))
 
 
@@ -128,9 +136,9 @@ def claim(
         return None
     now = int(lease["now_us"])
     if again:
-        before = [to(TaskRow, r) for r in tx.rows(_OF_CLAIM, session=session, claim=claim_id)]
+        before, _ = readable(tx.rows(_OF_CLAIM, session=session, claim=claim_id))
         if before:
-            return Claimed([t for t in before if t.state.held], now, next_wake(tx))
+            return Claimed([t for t in before if t.state.held], now, next_wake(tx, now))
     found = select(tx, shares, handlers, now, gated=bool(lease["gated"]), floors=floors or {})
     granted, now = found.tasks, found.now_us
     begun = {t.id for t in granted[:starting] if t.effects is not Effects.EXTERNAL}
@@ -154,12 +162,14 @@ def claim(
 def _next_look(tx: Transaction, found: Selected, *, gated: bool) -> int | None:
     """When something that waits for an instant or for a token may be claimed."""
     token = gates.next_token(tx) if gated else None
-    return soonest(next_wake(tx), found.next_us, None if token is None else max(token, found.now_us + gates.NO_SOONER_US))
+    return soonest(next_wake(tx, found.now_us), found.next_us, None if token is None else max(token, found.now_us + gates.NO_SOONER_US))
 
 
-def next_wake(tx: Transaction) -> int | None:
-    """When the next waiting task is due."""
+def next_wake(tx: Transaction, now: int) -> int | None:
+    """When the next waiting task is due. One that is overdue may be one that cannot be read: then it is looked behind those."""
     row = tx.row(_NEXT_WAKE)
+    if row is not None and row["next"] is not None and row["next"] <= now and (others := left_alone()):
+        row = tx.row(_NEXT_READABLE, seen=others)
     return None if row is None or row["next"] is None else int(row["next"])
 
 
@@ -168,7 +178,7 @@ def wake_due(tx: Transaction, limit: int) -> int:
     t = tx.t.task
     now = tx.now_us()
     due = sa.select(t).where(t.c.wake_us <= now).order_by(t.c.wake_us, t.c.id).limit(limit).with_for_update(skip_locked=True)
-    rows = [to(TaskRow, r) for r in tx.rows(due)]
+    rows = first_readable(tx, due)
     for row in by_permit(rows):
         apply(tx, row, on_due(row, now), now)
     return len(rows)
@@ -179,7 +189,7 @@ def expire_late(tx: Transaction, limit: int) -> int:
     t = tx.t.task
     now = tx.now_us()
     late = sa.select(t).where(t.c.limit_us <= now).order_by(t.c.limit_us, t.c.id).limit(limit).with_for_update(skip_locked=True)
-    rows = [to(TaskRow, r) for r in tx.rows(late)]
+    rows = first_readable(tx, late)
     for row in by_permit(rows):
         decision = on_limit(row, now)
         if decision is not None:

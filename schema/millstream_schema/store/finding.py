@@ -16,7 +16,7 @@ from ..durable.records import TaskRow
 from ..durable.states import HELD
 from .columns import not_empty
 from .database import Transaction
-from .rows import to
+from .rows import parted, to
 
 FIRST_PART, LARGEST_PART = 100, 5_000
 """Rows that one statement walks, at first and at most."""
@@ -92,7 +92,8 @@ def _few(tx: Transaction, namespace: str, f: TaskFilter, after: Place | None, li
 
 
 def rows_of(tx: Transaction, ids: list[str]) -> list[TaskRow]:
-    """These tasks, in the order given; without those that are gone meanwhile."""
+    """These tasks, in the order given; without those that are gone meanwhile, or that this version cannot read."""
     t = tx.t.task
-    found = {r["id"]: to(TaskRow, r) for r in (tx.rows(sa.select(t).where(t.c.id.in_(ids))) if ids else [])}
+    read, _ = parted(tx.rows(sa.select(t).where(t.c.id.in_(ids))) if ids else [], lambda r: to(TaskRow, r))
+    found = {task.id: task for task in read}
     return [found[i] for i in ids if i in found]

@@ -1,14 +1,18 @@
 """Rows as frozen values: what the statements give and the decisions take.
 
-Made by the statement modules. What must never happen here: a column with another meaning than the table's, a row that fits no struct and is passed on.
+Made by the statement modules. What must never happen here: a column with another meaning than the table's, a row that fits no struct and is passed on; a row that this version
+cannot read and that holds up the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
+from ..errors import UnknownFormat
 from ..states import AssignmentState, Desired, EpochState, JobState, NodeState, SplitOwner
 
 
@@ -134,8 +138,55 @@ class AckMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 S = TypeVar("S")
+Row = dict[str, Any]
+log = structlog.get_logger(__name__)
+TOLD = 1_000
+"""Ids of rows that cannot be read that a process remembers."""
+_told: dict[str, None] = {}
 
 
-def to(kind: type[S], row: dict[str, Any]) -> S:
-    """A row's mapping as its struct."""
-    return msgspec.convert(row, kind)
+def to(kind: type[S], row: Row) -> S:
+    """A row's mapping as its struct. Raises UnknownFormat for one that this version cannot read."""
+    try:
+        return msgspec.convert(row, kind)
+    except msgspec.ValidationError as exc:
+        raise unreadable(kind, row, exc) from exc
+
+
+def unreadable(kind: type[Any], row: Row, error: Exception) -> UnknownFormat:
+    """What is said of it. ``error``: what does not fit."""
+    name = row.get("id") or row.get("task") or row.get("name") or ""
+    return UnknownFormat(
+        f"{kind.__name__.removesuffix('Row').lower()} {name} holds what this version of Millstream does not know ({error}): a newer one has written it, "
+        "and acts on it; upgrade this process to that version"
+    )
+
+
+def parted(rows: Iterable[Row], read: Callable[[Row], S]) -> tuple[list[S], list[Row]]:
+    """Those that this version can read, and the others, which are left alone; each is told of once in a process as long as it stays so. ``read``: raises UnknownFormat."""
+    found: list[S] = []
+    others: list[Row] = []
+    for row in rows:
+        try:
+            found.append(read(row))
+        except UnknownFormat as exc:
+            others.append(row)
+            _tell(str(row["id"]), exc)
+        else:
+            if _told:
+                _told.pop(str(row["id"]), None)  # whoever could read it has done something about it
+    return found, others
+
+
+def left_alone() -> list[str]:
+    """The newest ids of rows that this process could not read."""
+    return list(_told)
+
+
+def _tell(name: str, error: UnknownFormat) -> None:
+    if name in _told:
+        return
+    log.error("a row cannot be read by this version; it is left alone, and the others go on", id=name, error=str(error))
+    while len(_told) >= TOLD:
+        _told.pop(next(iter(_told)), None)
+    _told[name] = None

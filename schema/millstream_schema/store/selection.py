@@ -32,9 +32,8 @@ from ..durable.records import PermitRow, Policy, TaskRow
 from ..durable.states import TaskState
 from . import blockers, gates, permits
 from .database import Query, Transaction
-from .rows import to
 from .tables import Tables
-from .tasks import apply
+from .tasks import apply, known_here, readable
 
 ROUNDS = 4
 """How often one claim looks. What is left then is found by the next one, which is made at once."""
@@ -68,6 +67,11 @@ def _further(t: Tables) -> sa.Select[tuple[object, ...]]:
     return candidates(t).where(t.task.c.id.not_in(sa.bindparam("seen", expanding=True)))
 
 
+def _readable(t: Tables) -> sa.Select[tuple[object, ...]]:
+    """Likewise, behind what this version cannot read."""
+    return _further(t).where(known_here(t))
+
+
 def _front(t: Tables) -> sa.Select[tuple[object, ...]]:
     c = t.task.c
     front = sa.select(c.id, c.namespace, c.handler, c.permit, c.permit_held).where(
@@ -84,6 +88,7 @@ def _mark(t: Tables) -> sa.Update:
 
 _CANDIDATES = Query(candidates)
 _FURTHER = Query(_further)
+_READABLE = Query(_readable)
 _FRONT = Query(_front)
 _MARK = Query(_mark)
 
@@ -161,8 +166,13 @@ class _Scan:
         for lane, count in room.items():
             values = {"lane": lane, "floor": self._floors.get(lane, LOWEST), "handlers": self._handlers, "count": count}
             rows = self._tx.rows(_FURTHER, seen=self._seen, **values) if self._seen else self._tx.rows(_CANDIDATES, **values)
-            wanted += [to(TaskRow, r) for r in rows]
-            if len(rows) == count:
+            tasks, others = readable(rows)
+            if others:
+                self._seen += [row["id"] for row in others]
+                tasks, others = readable(self._tx.rows(_READABLE, seen=self._seen, **values))
+                self._seen += [row["id"] for row in others]
+            wanted += tasks
+            if len(tasks) + len(others) == count:
                 deep.append(lane)
         in_time = self._in_time([t for t in wanted if t.ending is None])
         over = [t for t in wanted if t.ending is not None]  # no code of theirs runs any more: they need no permit and no token

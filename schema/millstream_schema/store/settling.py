@@ -17,12 +17,14 @@ from ..durable.decisions import Decision, careful, on_cancel, on_end
 from ..durable.outcomes import Absent, AnyOutcome, Lost, Raised, Succeeded, Unfit, Unstarted
 from ..durable.records import NewTask, Policy, Receipt, TaskRow
 from ..durable.states import HELD, Cause, TaskState
+from ..errors import StoreError
 from ..states import NodeState
 from . import events, gates, intents
 from .columns import among, not_empty
 from .database import DialectQuery, Transaction
+from .rows import Row
 from .tables import Tables
-from .tasks import TEXT_KEPT, apply, by_permit, keep_attempt, lock_task, lock_tasks, submit
+from .tasks import TEXT_KEPT, apply, by_permit, keep_attempt, known_here, lock_rows, lock_task, readable, submit
 
 
 class Answer(enum.StrEnum):
@@ -94,13 +96,24 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> dict[str, Answ
     for s in single:
         reported.setdefault(s.task, []).append(s)
     unstarted: list[TaskRow] = []
-    for task in by_permit(list(lock_tasks(tx, list(reported)).values())):
+    there, others = readable(lock_rows(tx, list(reported)))
+    answers |= {row["id"]: _of_unreadable(row, reported[row["id"]]) for row in others}
+    for task in by_permit(there):
         unstarted += [task for s in reported[task.id] if isinstance(s.outcome, Unstarted) and _mine(task, s) and task.state.held]
         answers[task.id] = min([*_settle_reports(tx, task, reported[task.id], now), answers.get(task.id, Answer.UNKNOWN)], key=_BEST.index)
     gates.put_back(tx, unstarted)
     if heard:
         events.record(tx, sorted(t for t, answer in answers.items() if answer is Answer.APPLIED), now)
     return {s.task: answers.get(s.task, Answer.UNKNOWN) for s in settlements}
+
+
+def _of_unreadable(row: Row, reports: Sequence[Settlement]) -> Answer:
+    """A newer version has written it: nothing is decided here. Raises StoreError for an attempt that is still the valid one: its end is kept until it can be written."""
+    if row["state"] in HELD and any((s.token, s.fence) == (row["token"], row["fence"]) for s in reports):
+        raise StoreError(
+            f"task {row['id']} holds what this version of Millstream does not know: upgrade this process to the version that wrote it"
+        )
+    return Answer.STALE
 
 
 def _never_began(task: TaskRow) -> bool:
@@ -304,7 +317,11 @@ def take_back(tx: Transaction, session: str, chance: Callable[[], float], limit:
     held = sa.select(t.c.id).where(t.c.session == session, not_empty(t.c.session), t.c.state.in_(tuple(HELD))).limit(limit)
     # Found, then locked by id: one statement for both tempts a planner to walk the whole table in the order of ids.
     ids = [r["id"] for r in tx.rows(held)]
-    lost = by_permit([row for row in lock_tasks(tx, ids, skip_locked=True).values() if row.session == session])
+    there, others = readable(lock_rows(tx, ids, skip_locked=True))
+    if others:  # behind those that cannot be read
+        ids = [r["id"] for r in tx.rows(held.where(t.c.id.not_in([row["id"] for row in others]), known_here(tx.t)))]
+        there, _ = readable(lock_rows(tx, ids, skip_locked=True))
+    lost = by_permit([row for row in there if row.session == session])
     for task in lost:
         outcome = Lost(started=task.state is TaskState.RUNNING)
         decision = on_end(task, msgspec.json.decode(task.policy, type=Policy), outcome, now, chance())

@@ -7,7 +7,7 @@ does not name the state and the fence it was decided from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -15,11 +15,11 @@ import sqlalchemy as sa
 
 from ..durable.decisions import RANK_STEP_US, Decision, limit_of, rank
 from ..durable.records import AttemptRow, NewTask, Policy, Receipt, TaskRow, lane
-from ..durable.states import AMISS, TaskState, may_become
+from ..durable.states import AMISS, Cause, TaskState, may_become
 from .database import NewRows, Query, Transaction
 from .events import record
 from .permits import refill, release
-from .rows import to
+from .rows import Row, parted, to, unreadable
 from .tables import Tables
 
 TEXT_KEPT = 20_000
@@ -176,12 +176,54 @@ def lock_task(tx: Transaction, task: str) -> TaskRow | None:
 
 
 def lock_tasks(tx: Transaction, ids: Sequence[str], *, skip_locked: bool = False) -> dict[str, TaskRow]:
-    """Lock several, in the order of their ids. ``skip_locked``: but those that somebody holds now."""
+    """Lock several, in the order of their ids; those that this version can read. ``skip_locked``: but those that somebody holds now."""
+    found, _ = readable(lock_rows(tx, ids, skip_locked=skip_locked))
+    return {task.id: task for task in found}
+
+
+def lock_rows(tx: Transaction, ids: Sequence[str], *, skip_locked: bool = False) -> list[Row]:
+    """Likewise, all of them, as they are."""
     if not ids:
-        return {}
+        return []
     t = tx.t.task
-    found = tx.rows(sa.select(t).where(t.c.id.in_(sorted(ids))).order_by(t.c.id).with_for_update(skip_locked=skip_locked))
-    return {r["id"]: to(TaskRow, r) for r in found}
+    return tx.rows(sa.select(t).where(t.c.id.in_(sorted(ids))).order_by(t.c.id).with_for_update(skip_locked=skip_locked))
+
+
+def readable(rows: Sequence[Row]) -> tuple[list[TaskRow], list[Row]]:
+    """Those of rows of tasks that this version can decide about, and the others: nothing is done about them here."""
+    return parted(rows, _whole)
+
+
+def known_here(t: Tables) -> sa.ColumnElement[bool]:
+    """What those have in common that this version can read. No statement begins with it, so that what cannot be read is told of; it is for looking behind that."""
+    return t.task.c.cause.in_([cause.value for cause in Cause])
+
+
+def first_readable(tx: Transaction, wanted: sa.Select[Any]) -> list[TaskRow]:
+    """The first tasks of a statement with a limit that this version can read, however many stand before them that it cannot."""
+    found, others = readable(tx.rows(wanted))
+    if others:
+        behind = wanted.where(known_here(tx.t), tx.t.task.c.id.not_in([row["id"] for row in others]))
+        found, _ = readable(tx.rows(behind))
+    return found
+
+
+def _whole(row: Row) -> TaskRow:
+    """Raises UnknownFormat, also for what is kept as JSON and needed to decide."""
+    task = to(TaskRow, row)
+    try:
+        _policy(task.policy)
+        if task.ending is not None:
+            msgspec.json.decode(task.ending, type=Decision)
+    except msgspec.DecodeError as exc:
+        raise unreadable(TaskRow, row, exc) from exc
+    return task
+
+
+@lru_cache(1_000)
+def _policy(text: str) -> Policy:
+    """There are as many as handlers."""
+    return msgspec.json.decode(text, type=Policy)
 
 
 def by_permit(tasks: Sequence[TaskRow]) -> list[TaskRow]:
@@ -190,9 +232,11 @@ def by_permit(tasks: Sequence[TaskRow]) -> list[TaskRow]:
 
 
 def attempts(tx: Transaction, task: str) -> list[AttemptRow]:
-    """Its ended attempts and what came too late, oldest first."""
+    """Its ended attempts and what came too late, oldest first; those that this version can read."""
     t = tx.t.attempt
-    return [to(AttemptRow, r) for r in tx.rows(sa.select(t).where(t.c.task == task).order_by(t.c.fence, t.c.number))]
+    rows = tx.rows(sa.select(t).where(t.c.task == task).order_by(t.c.fence, t.c.number))
+    found, _ = parted(({**r, "id": f"{task}/{r['fence']}/{r['number']}"} for r in rows), lambda r: to(AttemptRow, r))
+    return found
 
 
 def apply(tx: Transaction, task: TaskRow, decision: Decision, now: int, *, announced: bool = True, **extra: Any) -> None:

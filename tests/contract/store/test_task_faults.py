@@ -416,7 +416,7 @@ def examined_by_each(large: Opened, turn: str) -> dict[str, int]:
         "load": lambda tx: lanes.held(tx, but=who),
         "heartbeat": lambda tx: settling.flags(tx, who),
         "sessions": settling.holding_sessions,
-        "next due": claims.next_wake,
+        "next due": lambda tx: claims.next_wake(tx, 0),
         "due": lambda tx: claims.wake_due(tx, 100),
         "blockers": lambda tx: blockers.following(tx, ""),
         "first in line": lambda tx: permits.first_in_line(tx, "default", "p", 2),
