@@ -19,7 +19,7 @@ import msgspec
 from millstream_schema.durable.records import Policy, TaskRow
 from millstream_schema.durable.states import Cause
 
-from ..shell.wire import AT_ONCE, Unpacked, pack
+from ..shell.wire import AT_ONCE, Unpacked, Unsent, pack
 from .frames import FromChild, Run, TaskBoot, decode_from_child, encode
 from .leave import Granter
 
@@ -76,7 +76,7 @@ class Child:
         self._look_at = now
         self.line: deque[Handed] = deque()
         self._unpacked = Unpacked()
-        self._unsent = b""
+        self._unsent = Unsent()
         self.send(boot)
 
     @property
@@ -113,18 +113,15 @@ class Child:
     def send(self, frame: msgspec.Struct) -> None:
         if self.gone:
             return
-        self._unsent += pack(encode(frame))
+        self._unsent.add(pack(encode(frame)))
         self.push()
 
     def push(self) -> None:
         """Send what its pipe takes now. One that is gone tells so by its end of file."""
         try:
-            while self._unsent:
-                self._unsent = self._unsent[self.sock.send(self._unsent) :]
-        except BlockingIOError:
-            return
+            self._unsent.push(self.sock)
         except OSError:
-            self._unsent = b""
+            self._unsent.clear()
 
     def heard(self) -> Iterator[FromChild]:
         """What it has said; at its end of file, or when it is out of step, it is gone: whatever it still does has no one to tell."""

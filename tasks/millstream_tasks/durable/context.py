@@ -21,6 +21,9 @@ from .handlers import Handler, HandlerRegistry
 from .surroundings import Surroundings
 from .transactions import AttemptTransaction
 
+MOST_SUBMITS, LARGEST_SUBMITS = 1_000, 4 << 20
+"""Tasks that one attempt may submit, and bytes that their arguments may take together: they come in by the transaction that ends it."""
+
 
 class TaskContext:
     """One attempt, as its handler sees it. ``permit_seq``: hand it to the guarded resource, which refuses smaller ones."""
@@ -32,6 +35,7 @@ class TaskContext:
         run_ms = msgspec.json.decode(task.policy, type=Policy).run_ms
         self._ends_at = around.clock.monotonic() + run_ms / 1000 if run_ms else None
         self.submits: list[NewTask] = []
+        self._submitted_bytes = 0
         self._transaction = AttemptTransaction(task, around, self.submits)
         handler = registry.find(task.handler)
         self._calls = ExternalCalls(task, around, None if handler is None else handler.reconcile)
@@ -132,7 +136,9 @@ class TaskContext:
         return self._around.telling.note(text, fields)
 
     def submit(self, handler: str | Handler, /, *args: Any, key: str = "", options: Options | None = None, **kwargs: Any) -> str:
-        """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number."""
+        """Another task, which comes in when this attempt succeeds and not otherwise; its id. Without ``key`` it is this task's key and a number.
+
+        At most 1,000 in an attempt, with 4 MiB of arguments together: more is TaskInvalid, and the task has failed (cause ``result``), unless the handler holds that up."""
         if self.settled:
             raise TransactionRefused("the task has succeeded with its ctx.transaction(): submit before its block is left")
         try:
@@ -142,7 +148,13 @@ class TaskContext:
         task_id = self._around.ids.new("task", 10)
         own = key or f"{self._task.id}/{len(self.submits)}"
         origin = f"task:{self._task.id}"
-        self.submits.append(
-            found.request(self._task.namespace, task_id, own, args, kwargs, options or Options(), actor=self._task.actor, origin=origin)
-        )
+        new = found.request(self._task.namespace, task_id, own, args, kwargs, options or Options(), actor=self._task.actor, origin=origin)
+        size = self._submitted_bytes + len(new.args.encode())
+        if len(self.submits) >= MOST_SUBMITS or size > LARGEST_SUBMITS:
+            raise TaskInvalid(
+                f"an attempt may submit {MOST_SUBMITS} tasks with {LARGEST_SUBMITS} bytes of arguments together, this would be {len(self.submits) + 1} with {size}: "
+                "submit a few tasks that each submit a part, and pass addresses instead of data"
+            )
+        self.submits.append(new)
+        self._submitted_bytes = size
         return task_id

@@ -45,24 +45,59 @@ def pack(data: bytes) -> bytes:
 
 
 class Unpacked:
-    """Frames out of what arrives in pieces, many at a time."""
+    """Frames out of what arrives in pieces, many at a time. A large frame costs its length, in however many pieces it comes."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
+        self._wanted = 0
+        """Bytes with which there is more to say about what has begun to arrive."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The frames that are whole now. Raises FrameTooLong."""
-        data, at = self._rest + data, 0
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        at, self._wanted = 0, _LENGTH.size
         while len(data) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, at)
             if length > MAX:
                 raise FrameTooLong(_out_of_step(length))
             end = at + _LENGTH.size + length
             if end > len(data):
+                self._wanted = end - at
                 break
             yield data[at + _LENGTH.size : end]
             at = end
-        self._rest = data[at:]
+        self._rest += data[at:]
+
+
+class Unsent:
+    """Frames on their way into a socket that does not wait. They cost their length, in however many pieces it takes them."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def __bool__(self) -> bool:
+        return bool(self._data)
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+
+    def push(self, sock: socket.socket) -> None:
+        """Send what the socket takes now. Raises OSError for one that is gone."""
+        while self._data:
+            try:
+                with memoryview(self._data) as view:
+                    sent = sock.send(view)
+            except BlockingIOError:
+                return
+            del self._data[:sent]  # no copy: the buffer begins later
+
+    def clear(self) -> None:
+        self._data.clear()
 
 
 def _out_of_step(length: int) -> str:

@@ -391,6 +391,21 @@ def test_a_submission_that_does_not_fit_is_refused_in_the_handler() -> None:
     assert len(said) == 3 and "nobody" in said[0]
 
 
+@pytest.mark.parametrize(("count", "size"), [(1_001, 0), (17, 255 * 1024)], ids=["too many", "too large"])
+def test_more_submissions_than_an_end_can_carry_fail_the_task_with_what_to_do(count: int, size: int) -> None:
+    """At every attempt the same: it is not tried again, and nothing of it comes in. One fewer comes in whole."""
+
+    def work(ctx: TaskContext, so_many: int) -> None:
+        for _ in range(so_many):
+            ctx.submit("next", "x" * size)
+
+    there = registry(work, next=lambda a: a)
+    outcome, submits = execute(attempt(count), there, around())
+    assert isinstance(outcome, o.Unfit) and submits == () and "submit a few tasks that each submit a part" in outcome.message
+    outcome, submits = execute(attempt(count - 1), there, around())
+    assert isinstance(outcome, o.Succeeded) and len(submits) == count - 1
+
+
 # -- threads
 
 

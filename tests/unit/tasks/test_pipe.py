@@ -15,7 +15,7 @@ from millstream_schema.control import Deployment, DeployMode, Failed, Lease, Sub
 from millstream_schema.settings import StreamSettings
 from millstream_tasks.shell import wire
 from millstream_tasks.shell.processes import ProcessChild, _Process
-from millstream_tasks.shell.wire import FrameTooLong, pack, receive
+from millstream_tasks.shell.wire import FrameTooLong, Unpacked, Unsent, pack, receive
 
 DEPLOYMENT = Deployment(
     job="j",
@@ -48,6 +48,56 @@ def test_a_frame_that_comes_in_pieces_survives_a_timeout_in_its_middle() -> None
         assert receive(ours) == b"x" * 1000
         assert receive(ours) == b"next"
         late.join()
+
+
+PIECE = 1 << 10
+
+
+def test_a_large_frame_in_many_small_pieces_comes_out_whole_with_those_round_it() -> None:
+    """Were each piece to cost what has come before it, this would not end within the test's time."""
+    large = bytes(range(256)) * (64 << 12)
+    data = pack(b"before") + pack(large) + pack(b"") + pack(b"after") + pack(b"late")[:3]
+    unpacked = Unpacked()
+    found = [frame for at in range(0, len(data), PIECE) for frame in unpacked.feed(data[at : at + PIECE])]
+    assert [len(frame) for frame in found] == [6, len(large), 0, 5] and found[1] == large
+    assert list(unpacked.feed(pack(b"late")[3:])) == [b"late"]
+
+
+def test_frames_come_out_the_same_wherever_they_are_cut() -> None:
+    """One byte at a time, all at once, and every two pieces."""
+    frames = [b"", b"a", b"bc" * 300, b"", b"d"]
+    data = b"".join(map(pack, frames))
+    for size in (1, 2, 3, 5, 7, 64, len(data)):
+        unpacked = Unpacked()
+        assert [f for at in range(0, len(data), size) for f in unpacked.feed(data[at : at + size])] == frames
+    for cut in range(len(data)):
+        unpacked = Unpacked()
+        assert [*unpacked.feed(data[:cut]), *unpacked.feed(data[cut:])] == frames
+
+
+class Slow:
+    """A socket that takes a little at a time, and now and then nothing."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.calls = 0
+
+    def send(self, data: memoryview) -> int:
+        self.calls += 1
+        if self.calls % 100 == 0:
+            raise BlockingIOError
+        self.got.append(bytes(data[:PIECE]))
+        return len(self.got[-1])
+
+
+def test_a_large_frame_goes_out_whole_through_a_socket_that_takes_little() -> None:
+    """Were each piece to cost what is left, this would not end within the test's time."""
+    large, slow, unsent = bytes(range(256)) * (64 << 12), Slow(), Unsent()
+    unsent.add(pack(large))
+    unsent.add(pack(b"after"))
+    while unsent:
+        unsent.push(slow)  # type: ignore[arg-type]
+    assert b"".join(slow.got) == pack(large) + pack(b"after")
 
 
 class Deaf(_Process):
