@@ -18,7 +18,7 @@ old snapshot."""
 QUICK_GROWS = 1.01
 """By how much what is taken for quick grows with each claim that is not: on a machine that is busy from now on nothing is slow for ever."""
 FOR, PART = 1.0, 20.0
-"""After a slow look from the start, or a little below, it is left out for so many seconds, and so many times what it took: for so long a task of a lower rank may be passed over."""
+"""After a slow look from the start, or a little below, it is left out for so many seconds, and so many times what it took: so long a lower rank may be passed over."""
 BELOW_US = 10_000_000
 """How far below the last find claims begin while that is quick: a task of priority 10 that comes in now is seen at once."""
 
