@@ -29,11 +29,9 @@ def _several(t: Tables) -> sa.Select[tuple[object, ...]]:
     return sa.select(t.gate).where(t.gate.c.id.in_(sa.bindparam("ids", expanding=True))).order_by(t.gate.c.id)
 
 
-def _due(t: Tables) -> sa.Select[tuple[object, ...]]:
+def _due(t: Tables) -> sa.Select[tuple[str]]:
     c = t.gate.c
-    return (
-        sa.select(t.gate).where(c.wake_us <= sa.bindparam("now")).order_by(c.wake_us).limit(DUE_AT_ONCE).with_for_update(skip_locked=True)
-    )
+    return sa.select(c.id).where(c.wake_us <= sa.bindparam("now")).order_by(c.wake_us).limit(DUE_AT_ONCE)
 
 
 _READ = Query(_several)
@@ -72,10 +70,14 @@ def write(tx: Transaction, gate: Gate) -> Gate:
 
 
 def fill_up(tx: Transaction, now: int) -> int:
-    """Let as many of those that wait for a token be claimed as there are tokens; how many gates were due. What somebody else holds is passed over."""
-    due = [to(Gate, row) for row in tx.rows(_DUE, now=now)]
-    for gate in due:
-        wake(tx, gate, now)
+    """Let as many of those that wait for a token be claimed as there are tokens; how many gates were due. What somebody else holds is passed over.
+
+    Found, then locked by id: PostgreSQL keeps the lock on a row that it does not give because it has changed meanwhile, and a claim must know whether it holds gates.
+    """
+    due = [row["id"] for row in tx.rows(_DUE, now=now)]
+    for gate in lock(tx, due, wait=False).values():
+        if gate.wake_us is not None and gate.wake_us <= now:
+            wake(tx, gate, now)
     return len(due)
 
 

@@ -118,6 +118,8 @@ class _Scan:
         self._gated = gated
         self._waits = not (gated and gates.fill_up(tx, now))
         """Whether a lock is waited for: in the first round, unless gates, which come after permits, are locked already."""
+        self._makes = True
+        """Whether permits that are missing are made, which waits for whoever makes the same: in the first round. Who has made one waits for nothing more."""
         known = gates.of_applications(tx, [lane.partition("/")[0] for lane in room]) if gated and room else {}
         self._known: dict[str, Gate] = {key: filled(gate, now) for key, gate in known.items()}
         self._held: dict[str, Gate] = {}
@@ -141,7 +143,7 @@ class _Scan:
             if more:
                 for lane in room:
                     self._clear(lane)
-            self._waits = False
+            self._waits = self._makes = False
         self._write()
         return Selected(sorted(self._found, key=lambda t: (t.rank, t.id)), self._now, more, self._next_token())
 
@@ -219,9 +221,10 @@ class _Scan:
         """The permits they need, locked; made where there is none."""
         needed = {t.permit_id: t for t in tasks if t.permit}
         found = permits.lock_several(self._tx, list(needed), wait=self._waits)
-        missing = sorted(needed.keys() - found.keys())
+        missing = sorted(needed.keys() - found.keys()) if self._makes else []
         new = sorted(set(missing) - permits.existing(self._tx, missing)) if missing else []
         for key in new:
+            self._waits = False
             permits.ensure(self._tx, key, msgspec.json.decode(needed[key].policy, type=Policy).permit_capacity)
         return found | permits.lock_several(self._tx, new, wait=self._waits)
 
