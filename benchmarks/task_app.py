@@ -31,6 +31,10 @@ def raw_clock() -> float:
 
 
 installation = Installation(
-    database=os.environ["BENCH_DATABASE"], transport="unix:///tmp", checkpoints="file:///tmp", prefix=os.environ["BENCH_PREFIX"]
+    database=os.environ["BENCH_DATABASE"],
+    transport="unix:///tmp",
+    checkpoints="file:///tmp",
+    prefix=os.environ["BENCH_PREFIX"],
+    lease_ms=int(os.environ.get("BENCH_LEASE_MS", "10000")),
 )
 millstream = Millstream(app, installation, celery_app="benchmarks.task_app:app", handlers="benchmarks.task_app:handlers")

@@ -30,7 +30,8 @@ from millstream_schema.store.migrate import create_schema
 from .measurement import ROOT, Result, options, percentile, quiet, show
 from .services import POSTGRES, RABBITMQ, REDIS, answers
 
-PART = 500
+PART, AHEAD = 500, 5_000
+"""Tasks that are submitted together, and those that wait while the worker is killed."""
 PROCESSES = 2
 TIMES_CELERY = 5.0
 LATENCY_TIMES = 1.5
@@ -101,23 +102,25 @@ class Measured:
             time.sleep(0.01)
         return time.perf_counter() - began
 
-    def killed(self, n: int, worker_pid: int, every: float) -> tuple[float, int]:
-        """Seconds to burn ``n`` down while the worker's task process is killed again and again, and how often it was."""
+    def killed(self, worker_pid: int, every: float, times: int) -> tuple[int, float, int]:
+        """How many were submitted and settled, in how many seconds, while the worker's task process was killed `XX ``every`` seconds; and how many kills."""
         from millstream.tasks import Item
 
-        began, kills = time.perf_counter(), 0
-        for at in range(0, n, PART):
-            self.tasks.submit_many(self.app.noop, [Item() for _ in range(min(PART, n - at))])
-        next_kill = time.perf_counter() + every / 2
-        while self._left():
-            time.sleep(0.05)
-            if time.perf_counter() >= next_kill:
+        began, n, kills = time.perf_counter(), 0, 0
+        next_kill = began + every / 2
+        while (left := self._left()) or kills < times:
+            if kills < times and left < AHEAD:
+                self.tasks.submit_many(self.app.noop, [Item() for _ in range(PART)])
+                n += PART
+                continue
+            time.sleep(0.02)
+            if kills < times and time.perf_counter() >= next_kill:
                 next_kill += every
                 for child in psutil.Process(worker_pid).children():
                     if "millstream.task_process" in child.cmdline():
                         child.kill()
                         kills += 1
-        return time.perf_counter() - began, kills
+        return n, time.perf_counter() - began, kills
 
     def open_loop(self, rate: float, seconds: float) -> tuple[list[float], list[float]]:
         """Milliseconds from acceptance to the settled end of each of ours, and from sending to running of each of Celery's, at a fixed rate, one system after the other."""
@@ -177,6 +180,8 @@ def run(name: str, broker: str, n: int, iterations: int, *, once: bool) -> None:
     results = REDIS.rsplit("/", 1)[0] + "/14"
     with database(prefix) as url:
         environment = {"BENCH_BROKER": broker, "BENCH_RESULTS": results, "BENCH_DATABASE": url, "BENCH_PREFIX": prefix}
+        if once:
+            environment["BENCH_LEASE_MS"] = "3000"  # what a killed process held is given back after so long
         os.environ.update(environment)
         with worker(environment) as pid:
             measured = Measured()
@@ -192,14 +197,14 @@ def run(name: str, broker: str, n: int, iterations: int, *, once: bool) -> None:
             measured.check()
             rate = 20.0 if once else min(percentile(single, 0.5), percentile(peers, 0.5)) / 2
             loop = measured.open_loop(rate, 1 if once else 15)
-            kill_seconds, kills = measured.killed(n, pid, 2.0 if once else 10.0)
+            kill = measured.killed(pid, *((1.0, 1) if once else (10.0, 3)))
             measured.check_ends()
             measured.tasks.close()
-    report_faults(name, n, rate, loop, (kill_seconds, kills), once=once)
+    report_faults(name, rate, loop, kill, once=once)
     report(name, n, (ours, single, peers), (waits, peer_waits), once=once)
 
 
-def report_faults(name: str, n: int, rate: float, loop: tuple[list[float], list[float]], kill: tuple[float, int], *, once: bool) -> None:
+def report_faults(name: str, rate: float, loop: tuple[list[float], list[float]], kill: tuple[int, float, int], *, once: bool) -> None:
     for system, waits in (("millstream", loop[0]), ("celery", loop[1])):
         show(
             Result(
@@ -207,11 +212,11 @@ def report_faults(name: str, n: int, rate: float, loop: tuple[list[float], list[
                 notes="one by one at a fixed rate; acceptance to settled end" if system == "millstream" else "sending to running",
             )
         )  # fmt: skip
-    seconds, kills = kill
+    n, seconds, kills = kill
     show(
         Result(
             f"tasks/{name} killed", n=n, seconds=seconds, rate=None if once else round(n / seconds),
-            notes=f"burn-down, the worker's task process killed {kills} times: lost 0, every task succeeded once",
+            notes=f"submit_many + run, the worker's task process killed {kills} times: lost 0, every task succeeded once",
         )
     )  # fmt: skip
 
