@@ -32,7 +32,7 @@ from .durable.handlers import HandlerRegistry
 from .durable.leave import Taker
 from .durable.progress import Telling
 from .durable.surroundings import Surroundings
-from .loading import loaded
+from .loading import loaded, watched
 from .logs import log_through_celery, log_to_stderr
 from .shell.wire import AT_ONCE, Unpacked, pack, receive
 
@@ -160,11 +160,12 @@ def said(ended: Ended | None) -> tuple[Ended, ...]:
 
 def _log(celery: str) -> None:
     """Import the application, and log as its workers do; without one, to standard error. Raises what its module raises."""
+    log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
     if not celery:
-        log_to_stderr(os.environ.get("MILLSTREAM_LOG", "info"))
         return
     module, _, attribute = celery.partition(":")
-    app = getattr(importlib.import_module(module), attribute or "app", None)
+    with watched(module):
+        app = getattr(importlib.import_module(module), attribute or "app", None)
     if hasattr(app, "log"):
         log_through_celery(app, "MillstreamHandler", "", os.environ)
 

@@ -7,7 +7,7 @@ Never here: a COMMIT that is not ours; a row of ours held by a process that stan
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,12 +19,12 @@ from sqlalchemy.orm import Session
 from ..durable.requests import encode_result
 from ..errors import StoreUnavailable, TransactionRefused, TransactionTooLong
 from .database import LAZY, Database, Retry, Transaction, quietly
+from .statements import beginnings, ends_transaction
 
 SQLITE_SECONDS = 2.0
 """How long a transaction may hold SQLite's write lock: leases of all workers are renewed through it."""
 _TAKE = "BEGIN IMMEDIATE"
 _READS = ("SELECT", "PRAGMA", "EXPLAIN", "VALUES")
-_ENDS = ("COMMIT", "ROLLBACK", "BEGIN", "START", "END", "ABORT")
 _COMMITS_BY_ITSELF = (
     "CREATE",
     "ALTER",
@@ -185,21 +185,28 @@ class HandlerTransaction:
         if statement == _TAKE:
             return
         self._check()
-        words = statement.lstrip(" \t\r\n(").upper().split(None, 3)
-        first = words[0].rstrip(";") if words else ""
-        if first in _ENDS and "TO" not in words[1:3]:
-            raise TransactionRefused(
-                f"{first} within ctx.transaction(): it commits with tx.result(value) when its block is left, and rolls back by an exception"
-            )
-        if self._db.dialect == "mysql" and first in _COMMITS_BY_ITSELF and "TEMPORARY" not in words[1:2]:
-            raise TransactionRefused(f"{first} commits what was done before it on this database: keep it out of ctx.transaction()")
-        if self._db.dialect == "sqlite" and first not in _READS and not self._writes:
+        writes = False
+        for words in beginnings(statement, self._db.dialect):
+            self._refuse(words)
+            writes = writes or words[0] not in _READS
+        if self._db.dialect == "sqlite" and writes and not self._writes:
             self._connection.exec_driver_sql(_TAKE)
             self._writes = True
             if self._longest:
                 self._timer = threading.Timer(self._longest, self._cut)
                 self._timer.daemon = True
                 self._timer.start()
+
+    def _refuse(self, words: Sequence[str]) -> None:
+        """``words``: with which a statement begins, in capitals."""
+        first = words[0]
+        if ends_transaction(words):
+            raise TransactionRefused(
+                f"{first} within ctx.transaction(): it commits with tx.result(value) when its block is left, and rolls back by an exception"
+            )
+        by_itself = first in _COMMITS_BY_ITSELF and "TEMPORARY" not in words[1:2]
+        if self._db.dialect == "mysql" and (by_itself or (first == "SET" and "AUTOCOMMIT" in words)):
+            raise TransactionRefused(f"{first} commits what was done before it on this database: keep it out of ctx.transaction()")
 
     def _before_commit(self, _connection: Any) -> None:
         if not self._ours:

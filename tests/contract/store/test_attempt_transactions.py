@@ -147,7 +147,10 @@ def test_a_result_or_continuation_that_cannot_be_stored_undoes_everything(store:
         assert (rig.task().state, rig.task().cause, rig.effects()) == (T.FAILED, Cause.RESULT, {})
 
 
-REFUSED = ["COMMIT", "commit;", " ROLLBACK", "BEGIN", "START TRANSACTION", "END"]
+REFUSED = [
+    "COMMIT", "commit;", " ROLLBACK", "BEGIN", "START TRANSACTION", "END", "/* done */ COMMIT", "-- done\nCOMMIT", "/* a */ -- b\n ( /* c */ \t COMMIT", "SELECT 1; COMMIT",
+    "SELECT ';' /* ; */ -- ;\n;\n/**/ ROLLBACK /* TO x */;", "; ;COMMIT",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("statement", REFUSED)

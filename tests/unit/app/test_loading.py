@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from millstream.cli import main
 from millstream_schema.errors import ConfigurationError
+from millstream_schema.ports import SystemClock
+from millstream_tasks import loading
 from millstream_tasks.loading import loaded
 
 PROJECT = """
@@ -27,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield tmp_path
-    for name in ("found_here", "raises_here"):
+    for name in ("found_here", "raises_here", "stands_here", "imports_it"):
         sys.modules.pop(name, None)
 
 
@@ -74,3 +78,31 @@ def test_a_module_that_is_not_there_is_told_with_where_it_is_looked_for(here: Pa
     """A wrong name, or a wrong directory."""
     with pytest.raises(ConfigurationError, match=r"No module named 'nowhere'; write module:attribute, .* PYTHONPATH$"):
         loaded("nowhere.at_all:app", "Celery application", "app")
+
+
+def test_an_import_that_does_not_end_is_told_of_now_and_then_with_where_it_stands(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process does nothing else, and would look as if it had nothing to do. It is waited for; what ends soon is not told of."""
+    monkeypatch.setattr(loading, "TOLD_AFTER", 0.01)
+    monkeypatch.setattr(loading, "TOLD_AGAIN", 0.01)
+    monkeypatch.syspath_prepend(str(here))
+    (here / "stands_here.py").write_text("import threading\nheld = threading.Event()\n\ndef wait():\n    assert held.wait(30)\n\nwait()\n")
+    (here / "imports_it.py").write_text("import stands_here\nhandlers = 7\n")
+    found: list[object] = []
+    with structlog.testing.capture_logs() as logs:
+        thread = threading.Thread(target=lambda: found.append(loaded("imports_it", "handlers", "handlers")))
+        thread.start()
+        until(lambda: len(logs) >= 2 and "in wait" in logs[-1]["at"] and "threading" in logs[-1]["at"])
+        sys.modules["stands_here"].held.set()
+        thread.join(30)
+    assert found == [7] and logs[0]["module"] == "imports_it" and "still being imported" in logs[0]["event"]
+    stands = next(entry["at"] for entry in logs if "imports_it.py, line 1" in entry["at"])
+    assert stands.index("imports_it.py, line 1, in <module>") < stands.index("stands_here.py, line 7, in <module>")
+    assert {t.name for t in threading.enumerate()}.isdisjoint({"millstream-import"})
+
+
+def until(condition: Callable[[], bool]) -> None:
+    clock, pause = SystemClock(), threading.Event()
+    end = clock.monotonic() + 30
+    while not condition():
+        assert clock.monotonic() < end
+        pause.wait(0.005)
